@@ -1,9 +1,8 @@
-"""What a live run says of itself when something goes wrong for long: one quiet line, gone when it is over. Pure.
+"""Alerts of a live run: one quiet line while something goes wrong for long. Pure.
 
-It is a hint while the run goes on: it names the symptom, and neither a cause nor a share. The headline does, and the
-sentence beside it, which is found by the headline's rules. Shares are smoothed, and begin
-and end at two different values, so that the line does not flicker. The record's alerts are found anew from its own
-steps and readings, so that a run without a live view has the same.
+An alert is a hint: it names a symptom, and neither a cause nor a share, which the headline does after the run. Shares
+are smoothed, and an alert begins and ends at two different values, so that the line does not flicker. The record's
+alerts are computed from its own steps and readings, so that a run without a live view has the same.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gpulab.thresholds import Thresholds
 SMOOTHED_S = 5.0
 ENDS_BELOW = 0.8  # times the value at which it begins
 UTILIZATION = "gpu_utilization_pct"
-_BIN_NS = 250_000_000  # steps of a record are judged in bunches of this length
+_BIN_NS = 250_000_000  # steps of a record that end within such a time count as one
 
 STARVING = "data_starved"
 IDLE = "gpu_idle"
@@ -32,14 +31,14 @@ WORDS = {
 
 
 class Smoothed(Struct):
-    """A share over the last seconds, from parts of wholes; at least the newest counts. Times in s."""
+    """A share over the last seconds, or of the newest part alone if that is older. Times in s."""
 
     _rows: deque[tuple[float, float, float]] = field(default_factory=deque)
     _part: float = 0.0
     _whole: float = 0.0
 
     def add(self, t_s: float, part: float, whole: float) -> float:
-        """The share at `t_s`, when so much of `whole` was `part`. Times never go back."""
+        """Add `part` of `whole` at `t_s`, not earlier than the one before; returns the share."""
         self._rows.append((t_s, part, whole))
         self._part += part
         self._whole += whole
@@ -51,33 +50,33 @@ class Smoothed(Struct):
 
 
 class Lasting(Struct):
-    """One condition. It is on once its share has not fallen for `after_s`, and ends where the share falls again."""
+    """One condition: it is on once its share was high for `after_s`, and ends when the share falls again."""
 
     key: str
     begins_at: float
     after_s: float
     on: bool = False
-    since_s: float | None = None  # from when on the share is high
-    ended: list[Alert] = field(default_factory=list)
+    since_s: float | None = None  # since when the share is high
+    past: list[Alert] = field(default_factory=list)
 
-    def tell(self, t_s: float, share: float, *, held: bool = False) -> None:
-        """The smoothed share is `share`. `held`: none begins now."""
+    def update(self, t_s: float, share: float, *, blocked: bool = False) -> None:
+        """The smoothed share is `share`. `blocked`: no alert may begin now."""
         if self.since_s is None:
             if share < self.begins_at:
                 return
             self.since_s = t_s
         if share < ENDS_BELOW * self.begins_at:
             self.end(t_s)
-        elif t_s - self.since_s >= self.after_s and share >= self.begins_at and not held:
+        elif t_s - self.since_s >= self.after_s and share >= self.begins_at and not blocked:
             self.on = True
 
     def end(self, t_s: float) -> None:
-        """It is over, or can no longer be told."""
-        self.ended += self.alert(t_s, until_ns=int(t_s * 1e9))
+        """The condition is over, or no longer known."""
+        self.past += self.alert(t_s, until_ns=int(t_s * 1e9))
         self.on, self.since_s = False, None
 
     def alert(self, t_s: float, until_ns: int | None = None) -> tuple[Alert, ...]:
-        """As it stands at `t_s`; none where it is not on."""
+        """The alert at `t_s`; none where it is not on."""
         if not self.on or self.since_s is None:
             return ()
         words = WORDS[self.key].format(time=while_s(t_s - self.since_s))
@@ -85,9 +84,9 @@ class Lasting(Struct):
 
 
 class Alerts:
-    """Fed with steps and readings in order of time; times in s since the run began.
+    """Gets steps and readings in order of time; times in s since the run began.
 
-    An idle GPU is not told of while the steps wait for data: that is why.
+    There is no alert of an idle GPU while the steps wait for data, which is the reason.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -99,8 +98,8 @@ class Alerts:
 
     def steps(self, end_s: float, wall_s: float, wait_s: float, count: int = 1) -> None:
         """`count` steps have ended, the last of them at `end_s`; together they took and waited so long."""
-        self.look(end_s - wall_s / max(1, count))
-        self._starving.tell(end_s, self._wait.add(end_s, wait_s, wall_s))
+        self.advance(end_s - wall_s / max(1, count))
+        self._starving.update(end_s, self._wait.add(end_s, wait_s, wall_s))
         self._stepped_s, self._patience_s = end_s, SMOOTHED_S + 2 * wall_s / max(1, count)
 
     def utilization(self, t_s: float, percent: float) -> None:
@@ -109,22 +108,22 @@ class Alerts:
         if self._starving.on:
             self._idle.end(t_s)
         else:
-            self._idle.tell(t_s, share, held=self._starving.since_s is not None)
+            self._idle.update(t_s, share, blocked=self._starving.since_s is not None)
 
-    def look(self, now_s: float) -> None:
-        """The time is `now_s`: where no step has ended for long, nobody knows whether steps wait for data."""
+    def advance(self, now_s: float) -> None:
+        """The time is `now_s`: if no step has ended for long, it is unknown whether steps wait for data."""
         if self._stepped_s is not None and now_s - self._stepped_s > self._patience_s:
             self._starving.end(self._stepped_s)
             self._wait, self._stepped_s = Smoothed(), None
 
     def active(self, now_s: float) -> Alert | None:
-        self.look(now_s)
+        self.advance(now_s)
         return next(iter(self._starving.alert(now_s) + self._idle.alert(now_s)), None)
 
     def all(self, end_s: float) -> tuple[Alert, ...]:
-        """Those of the whole run, which ends now."""
-        self.look(end_s)
-        every = [alert for each in (self._starving, self._idle) for alert in (*each.ended, *each.alert(end_s))]
+        """The alerts of the whole run, which ends now."""
+        self.advance(end_s)
+        every = [alert for each in (self._starving, self._idle) for alert in (*each.past, *each.alert(end_s))]
         return tuple(sorted(every, key=lambda alert: alert.since_ns))
 
 
@@ -135,13 +134,13 @@ def alerts_of(steps: Steps, samples: Samples, end_ns: int, thresholds: Threshold
     readings = [] if curve is None else zip((curve.t_ns / 1e9).tolist(), curve.value.tolist(), strict=True)
     events: list[tuple[Callable[..., None], tuple[float, ...]]] = [(alerts.utilization, row) for row in readings]
     events += [(alerts.steps, row) for row in _bunches(steps)]
-    for tell, row in sorted(events, key=lambda event: event[1][0]):
-        tell(*row)
+    for add, row in sorted(events, key=lambda event: event[1][0]):
+        add(*row)
     return alerts.all(end_ns / 1e9)
 
 
 def _bunches(steps: Steps) -> list[tuple[float, ...]]:
-    """The steps that end in the same quarter of a second as one: end in s, and wall s, wait s, count."""
+    """Steps that end in the same quarter of a second, as one: end, wall and wait in s, and count."""
     if not len(steps):
         return []
     first = np.flatnonzero(np.diff(steps.end_ns // _BIN_NS, prepend=-1))

@@ -86,7 +86,7 @@ class Arguments:
         if self._newest() is not owner:
             self._newest, self._number = weakref.ref(owner), self._key(owner)
         if self._clock is not None:
-            self._clock.asked = self._number
+            self._clock.loader = self._number
         return self._number
 
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:

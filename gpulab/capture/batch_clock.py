@@ -1,9 +1,8 @@
-"""Has the batches of a run timed where they are made, and joins that with when the training loop had them.
+"""Times the batches of a run where they are made, and joins that with when the training loop got them.
 
-For the length of a run methods of torch's iterators are wrapped (`hooks.LOADING`), at the class, so that copies of
-loaders, which knobs make, are heard too. A loader has another `worker_init_fn` while its workers start, and its own
-again after that. Batches are told apart by the worker that made them: torch gives out those of one worker in the order
-in which it made them.
+During a run methods of torch's iterators are wrapped (`hooks.LOADING`), at the class, so that the copies of loaders
+that knobs make are timed too. While its workers start, a loader has another `worker_init_fn`. A batch is identified by
+its worker and a number: torch returns the batches of one worker in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from gpulab.capture.fetch_clock import (
     HERE,
     ComputeThreads,
     FetchClock,
-    Pace,
+    FetchPace,
     WorkerStart,
     sample_loading,
     sampling_key,
@@ -37,21 +36,21 @@ from gpulab.capture.stack_sampler import Channel, SamplingProcess, ThreadSamples
 from gpulab.run import Batches, Choice, Int64, Missing
 
 WHAT = "what takes the time inside the DataLoader"
-KEPT = 20_000  # batches: the newest
-_PINNED_MOST = 1024  # batches that are pinned and were not asked for yet
+MOST_BATCHES = 20_000  # the newest
+_PINNED_MOST = 1024  # batches that are pinned and not yet requested
 _NAME_HERE = "training process"
 
 
 class WorkerBatches:
-    """What was timed of one iterator with workers. Their memory is kept as long as they may write to it.
+    """The timed batches of one iterator with workers. It holds their memory as long as they may write to it.
 
-    `loader` is its number, as the hooks count; `threads` the most that an operator in a worker is split among.
+    `loader` is the loader's number; `threads` is how many threads an operator in a worker uses at most.
     """
 
     def __init__(self, loader: Any, first: int, channel: Channel | None, name: str) -> None:
-        """For the iterator that is about to be made; each worker times its `first` batches, then fewer."""
+        """Made before the iterator; each worker times its `first` batches, then fewer."""
         self.workers: int = loader.num_workers
-        most = max(1, KEPT // self.workers)
+        most = max(1, MOST_BATCHES // self.workers)
         self._memory: SharedRows | None = SharedRows(self.workers, len(OF_WORKER), most)
         self._first, self._channel, self.name = first, channel, name
         self._iterator: Callable[[], Any] = _nothing
@@ -63,7 +62,7 @@ class WorkerBatches:
         self._newest = [(-1, -1)] * self.workers  # epoch and number of the last batch that was timed
         self._tables: list[Int64] = []
         self._lost = 0
-        self.worker, self.pin_ns = -1, 0  # of the batch that the loop has asked for; -1: it was not handed over yet
+        self.worker, self.pin_ns = -1, 0  # of the batch that the loop requests; -1: it has not arrived yet
 
     @contextmanager
     def starting(self, iterator: Any, loader: Any) -> Iterator[None]:
@@ -79,15 +78,15 @@ class WorkerBatches:
         finally:
             if vars(loader).get("worker_init_fn") is ours:
                 vars(loader)["worker_init_fn"] = users
-            # of the iterator, too, which has noted with what its workers began
-            noted = vars(iterator).get("_worker_init_fn")
-            if noted is ours:
+            # the iterator has stored the function with which its workers started
+            init_fn = vars(iterator).get("_worker_init_fn")
+            if init_fn is ours:
                 iterator._worker_init_fn = users
-            elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
-                iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)
+            elif isinstance(init_fn, functools.partial) and init_fn.args[:1] == (ours,):  # torch's own, of a data pipe
+                iterator._worker_init_fn = functools.partial(init_fn.func, users, *init_fn.args[1:], **init_fn.keywords)
 
     def begin_anew(self) -> None:
-        """The workers are told to begin anew, after what they are making."""
+        """The workers are to begin a new epoch, after the batches that they are making."""
         if self._memory is not None:
             self._collect()
             self._epoch_begin = [answers.count for answers in self.answers]
@@ -98,32 +97,32 @@ class WorkerBatches:
             self._memory.on = False
 
     def close_if_over(self) -> None:
-        """Give the memory back where the workers are gone."""
+        """Release the memory where the workers have ended."""
         iterator = self._iterator()
         if self._memory is not None and (iterator is None or getattr(iterator, "_shutdown", False)):
             self._collect()
             self._memory, self.answers = None, []
 
     def take(self) -> tuple[list[Int64], int]:
-        """Rows of `BATCH` since the last time, and how many are lost."""
+        """Rows of `BATCH` since the last call, and how many are lost."""
         if self._memory is not None:
             self._collect()
-        taken, self._tables, self._lost = (self._tables, self._lost), [], 0
-        return taken
+        pairs, self._tables, self._lost = (self._tables, self._lost), [], 0
+        return pairs
 
     def _collect(self) -> None:
-        """Join what the workers have written with when the loop had it."""
+        """Join the workers' rows with the times at which the loop got the batches."""
         assert self._memory is not None
         self.threads = self._memory.threads or None
-        for worker, written in enumerate(self._memory.of_worker):
-            read, count = self._read[worker], written.count
+        for worker, rows_of_worker in enumerate(self._memory.of_worker):
+            read, count = self._read[worker], rows_of_worker.count
             if count == read:
                 continue
-            rows, self._read[worker] = written.between(read, count), count
+            rows, self._read[worker] = rows_of_worker.between(read, count), count
             lost = count - read - len(rows)
             epoch, number = rows[:, 0], rows[:, 1]
             answers = self.answers[worker].numbered(self._epoch_begin[worker] + number)
-            answers[epoch != epoch[-1]] = -1  # who is late also makes batches of an earlier epoch
+            answers[epoch != epoch[-1]] = -1  # a late worker may still make batches of an earlier epoch
             before = np.vstack((self._newest[worker], rows[:-1, :2]))
             stands_for = number - np.where(before[:, 0] == epoch, before[:, 1], -1)
             if lost:
@@ -138,28 +137,28 @@ _begun: weakref.WeakKeyDictionary[Any, WorkerBatches] = weakref.WeakKeyDictionar
 
 
 class LoadingClock:
-    """Of one run, on the thread that made it; the run began at `origin_ns` (`time.perf_counter_ns`)."""
+    """Times the batches of one run, which began at `origin_ns` (`time.perf_counter_ns`), on the thread that made it."""
 
     def __init__(self, origin_ns: int, stacks: SamplingProcess | None = None) -> None:
         self._origin_ns = origin_ns
         self._thread, self._process = get_ident(), os.getpid()
         self._stacks = stacks
         self._clocks: weakref.WeakKeyDictionary[Any, tuple[FetchClock, Rows]] = weakref.WeakKeyDictionary()
-        self._here: dict[int | None, tuple[Pace, Rows]] = {}  # by loader: its epochs share them
-        self._several: list[WorkerBatches] = []
+        self._here: dict[int | None, tuple[FetchPace, Rows]] = {}  # by loader: its epochs share them
+        self._iterators: list[WorkerBatches] = []
         self._started: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose workers were started in this run
-        self._untimed: set[int | None] = set()  # loaders whose workers were there before
-        self._pinned: dict[int, int] = {}  # ns, by the id of what was pinned
+        self._untimed: set[int | None] = set()  # loaders whose workers are older than the run
+        self._pinned: dict[int, int] = {}  # ns, by the id of the pinned batch
         self._pinning = threading.local()
-        self.asked: int | None = None  # the loader of that number is asked for a batch now
-        self._newest_here: tuple[Callable[[], Any], Pace] = (_nothing, Pace())  # nearly always asked again
+        self.loader: int | None = None  # number of the loader with the current request
+        self._newest_here: tuple[Callable[[], Any], FetchPace] = (_nothing, FetchPace())  # usually the next one too
         self._newest: tuple[Callable[[], Any], WorkerBatches | None] = (_nothing, None)
-        self.own_ns = 0  # what timing the batches took on this thread, since somebody has put it to 0
+        self.own_ns = 0  # the cost of timing on this thread since `Arguments.samples` has reset it
         self._fault: Exception | None = None
-        self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
+        self.worker_threads: int | None = None  # after `finish`: how many threads an operator in a worker uses at most
 
     def start(self, undo: ExitStack) -> None:
-        """Hear everything until `undo`. Needs torch to be imported; one that has no such methods is not timed."""
+        """Wrap torch's methods until `undo`. Needs torch to be imported; a torch without such methods is not timed."""
         with ExitStack() as mine:
             try:
                 mine.callback(self._rest)
@@ -170,24 +169,24 @@ class LoadingClock:
                 undo.push(mine.pop_all())
 
     def finish(self, feeder: int | None) -> tuple[Batches | None, tuple[Missing, ...], tuple[Choice, ...]]:
-        """After the run: what was timed of the loader that fed its steps, and what there is to say of it."""
-        here, several = self._of(feeder)
-        taken = [([rows.between(0, rows.count)], max(0, rows.count - rows.most)) for rows in here]
-        taken += [batches.take() for batches in several]
-        self.worker_threads = max((b.threads for b in several if b.threads is not None), default=None)
-        tables = [table for tables, _ in taken for table in tables]
-        batches, cut = batches_of(tables, self._origin_ns, perf_counter_ns(), KEPT)
-        self._several.clear()
+        """After the run: the timed batches of the loader that fed its steps, what is missing, and what was left out."""
+        here, iterators = self._of(feeder)
+        pairs = [([rows.between(0, rows.count)], max(0, rows.count - rows.most)) for rows in here]
+        pairs += [batches.take() for batches in iterators]
+        self.worker_threads = max((b.threads for b in iterators if b.threads is not None), default=None)
+        tables = [table for tables, _ in pairs for table in tables]
+        batches, cut = batches_of(tables, self._origin_ns, perf_counter_ns(), MOST_BATCHES)
+        self._iterators.clear()
         self._newest = (_nothing, None)  # it holds the workers' memory
-        left_out = cut + sum(lost for _, lost in taken)
-        why = f"{left_out:,} before them are not kept"
-        kept = Choice("batches timed inside the DataLoader", f"the last {KEPT:,}", why)
-        return batches, self._missing(feeder, batches), (kept,) if left_out else ()
+        excess = cut + sum(lost for _, lost in pairs)
+        why = f"{excess:,} before them are not kept"
+        kept = Choice("batches timed inside the DataLoader", f"the last {MOST_BATCHES:,}", why)
+        return batches, self._missing(feeder, batches), (kept,) if excess else ()
 
     def _of(self, feeder: int | None) -> tuple[list[Rows], list[WorkerBatches]]:
-        """Of that loader; of all where nobody knows which fed the steps."""
+        """The rows of that loader; of all loaders where it is unknown which fed the steps."""
         here = [rows for loader, (_, rows) in self._here.items() if feeder in (None, loader)]
-        return here, [batches for batches in self._several if feeder in (None, batches.loader)]
+        return here, [batches for batches in self._iterators if feeder in (None, batches.loader)]
 
     def _missing(self, feeder: int | None, batches: Batches | None) -> tuple[Missing, ...]:
         if self._fault is not None:
@@ -206,15 +205,15 @@ class LoadingClock:
     def _rest(self) -> None:
         for clock, _ in self._clocks.values():
             clock.close()
-        for batches in self._several:
+        for batches in self._iterators:
             batches.stop()
 
     @property
-    def _hears(self) -> bool:
+    def _is_active(self) -> bool:
         return self._fault is None and get_ident() == self._thread and os.getpid() == self._process
 
-    def _tried(self, task: Callable[[], Any]) -> Any:
-        """Its result; None where it fails: that is our affair, and ends the timing."""
+    def _attempt(self, task: Callable[[], Any]) -> Any:
+        """The result of `task`; None where it fails, which ends the timing but not the user's code."""
         try:
             return task()
         except Exception as e:
@@ -225,43 +224,43 @@ class LoadingClock:
 
     def wrap_init(self, original: Any) -> Any:
         @functools.wraps(original)
-        def __init__(iterator: Any, loader: Any, *rest: Any, **named: Any) -> None:
-            batches = self._tried(lambda: self._new_batches(loader)) if self._hears else None
+        def __init__(iterator: Any, loader: Any, *rest: Any, **kwargs: Any) -> None:
+            batches = self._attempt(lambda: self._new_batches(loader)) if self._is_active else None
             if batches is None:
-                original(iterator, loader, *rest, **named)
+                original(iterator, loader, *rest, **kwargs)
                 return
             with batches.starting(iterator, loader):
-                original(iterator, loader, *rest, **named)
-            self._several.append(batches)
+                original(iterator, loader, *rest, **kwargs)
+            self._iterators.append(batches)
             _begun[iterator] = batches
 
         return __init__
 
     def _new_batches(self, loader: Any) -> WorkerBatches | None:
-        """None where its workers cannot be told."""
-        for batches in self._several:
+        """None where its workers cannot be instrumented."""
+        for batches in self._iterators:
             batches.close_if_over()
         first = FIRST_AGAIN if loader in self._started else FIRST
         self._started.add(loader)
-        name = f"loader {len(self._several)}"
+        name = f"loader {len(self._iterators)}"
         return WorkerBatches(loader, first, self._channel, name) if "worker_init_fn" in vars(loader) else None
 
     def wrap_reset(self, original: Any) -> Any:
         @functools.wraps(original)
-        def _reset(iterator: Any, loader: Any, first_iter: bool = False, *rest: Any, **named: Any) -> Any:
-            if self._hears and not first_iter:
-                self._tried(lambda: self._begin_anew(iterator))
-            return original(iterator, loader, first_iter, *rest, **named)
+        def _reset(iterator: Any, loader: Any, first_iter: bool = False, *rest: Any, **kwargs: Any) -> Any:
+            if self._is_active and not first_iter:
+                self._attempt(lambda: self._begin_anew(iterator))
+            return original(iterator, loader, first_iter, *rest, **kwargs)
 
         return _reset
 
     def _begin_anew(self, iterator: Any) -> None:
-        """Workers that an earlier run has timed are timed again from here on."""
+        """Workers that an earlier run has instrumented are timed again."""
         self._newest = (_nothing, None)
         batches = _begun.get(iterator)
         if batches is not None:
-            if batches not in self._several:
-                self._several.append(batches)
+            if batches not in self._iterators:
+                self._iterators.append(batches)
             batches.begin_anew()
 
     def wrap_next_of_workers(self, original: Any) -> Any:
@@ -269,22 +268,22 @@ class LoadingClock:
         def _next_data(iterator: Any) -> Any:
             newest, batches = self._newest
             if newest() is not iterator:
-                if not self._hears:
+                if not self._is_active:
                     return original(iterator)
                 batches = _begun.get(iterator)
-                if batches not in self._several:
+                if batches not in self._iterators:
                     batches = None
-                    self._untimed.add(self.asked)
+                    self._untimed.add(self.loader)
                 self._newest = weakref.ref(iterator), batches
             if batches is None:
                 return original(iterator)
-            batches.loader, batches.worker = self.asked, -1
-            asked_ns = perf_counter_ns()
+            batches.loader, batches.worker = self.loader, -1
+            request_ns = perf_counter_ns()
             try:
                 return original(iterator)
             finally:
                 if batches.worker >= 0:
-                    batches.answers[batches.worker].append((asked_ns, perf_counter_ns(), batches.pin_ns))
+                    batches.answers[batches.worker].append((request_ns, perf_counter_ns(), batches.pin_ns))
 
         return _next_data
 
@@ -292,7 +291,7 @@ class LoadingClock:
         @functools.wraps(original)
         def _process_data(iterator: Any, data: Any, *rest: Any) -> Any:
             newest, batches = self._newest
-            # a torch that does not say which worker made it: never known
+            # a torch that does not pass the worker's number is not timed
             if batches is not None and rest and newest() is iterator:
                 batches.worker, batches.pin_ns = rest[0], self._pin_ns(iterator, data)
             return original(iterator, data, *rest)
@@ -305,31 +304,31 @@ class LoadingClock:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
             newest, pace = self._newest_here
-            if pace.left and newest() is iterator:
-                pace.left -= 1
+            if pace.skip and newest() is iterator:
+                pace.skip -= 1
                 return original(iterator)
             entered_ns = perf_counter_ns()
-            timing = self._tried(lambda: self._timing_here(iterator)) if self._hears else None
+            timing = self._attempt(lambda: self._timing_here(iterator)) if self._is_active else None
             if timing is None:
                 return original(iterator)
             clock, rows = timing
             pace = clock.pace
-            if pace.left:  # of an epoch before
-                pace.left -= 1
+            if pace.skip:  # left over from an earlier epoch
+                pace.skip -= 1
                 return original(iterator)
             clock.put_in()
-            asked_ns = perf_counter_ns()
+            request_ns = perf_counter_ns()
             try:
                 data = original(iterator)
             finally:
                 answered_ns = perf_counter_ns()
                 clock.take_out()
             if clock.row is not None:
-                rows.append((HERE, *clock.row, asked_ns, answered_ns, self._pin_ns(iterator, data), pace.distance))
+                rows.append((HERE, *clock.row, request_ns, answered_ns, self._pin_ns(iterator, data), pace.distance))
             now_ns = perf_counter_ns()
-            own_ns = asked_ns - entered_ns + clock.own_ns + now_ns - answered_ns
+            own_ns = request_ns - entered_ns + clock.own_ns + now_ns - answered_ns
             self.own_ns += own_ns
-            pace.timed(own_ns, now_ns)
+            pace.add(own_ns, now_ns)
             return data
 
         return _next_data
@@ -337,31 +336,31 @@ class LoadingClock:
     def _timing_here(self, iterator: Any) -> tuple[FetchClock, Rows]:
         timing = self._clocks.get(iterator)
         if timing is None:
-            for batches in self._several:
+            for batches in self._iterators:
                 batches.close_if_over()
-            if not self._here:  # all loaders without workers share one: it looks at this thread
+            if not self._here:  # one stack sampler for all loaders without workers, as all use this thread
                 sample_loading(self._channel, _NAME_HERE, HERE)
-            if self.asked not in self._here:
-                self._here[self.asked] = Pace(), Rows.here(len(BATCH), KEPT)
-            pace, rows = self._here[self.asked]
+            if self.loader not in self._here:
+                self._here[self.loader] = FetchPace(), Rows.here(len(BATCH), MOST_BATCHES)
+            pace, rows = self._here[self.loader]
             clock = FetchClock(iterator._dataset_fetcher, iterator._dataset, pace, ComputeThreads())
             timing = self._clocks[iterator] = clock, rows
         self._newest_here = weakref.ref(iterator), timing[0].pace
         return timing
 
-    # -- looking at who makes them ---------------------------------------------------------------------------------
+    # -- stack samples of loading ----------------------------------------------------------------------------------
 
     @property
     def _channel(self) -> Channel | None:
         return self._stacks.channel if self._stacks is not None else None
 
     def samples(self, feeder: int | None) -> list[ThreadSamples]:
-        """After the run: what was seen where the loader that fed its steps made its batches."""
-        here, several = self._of(feeder)
+        """After the run: stack samples of the threads that made the batches of the loader that fed its steps."""
+        here, iterators = self._of(feeder)
         if self._stacks is None or self._channel is None:
             return []
         keys = [sampling_key(_NAME_HERE, HERE)] if here else []
-        keys += [sampling_key(batches.name, worker) for batches in several for worker in range(batches.workers)]
+        keys += [sampling_key(batches.name, worker) for batches in iterators for worker in range(batches.workers)]
         for key in keys:
             self._channel.stop(key)
         answers = [self._stacks.samples(key) for key in keys]
@@ -370,16 +369,16 @@ class LoadingClock:
     # -- pinning -------------------------------------------------------------------------------------------------
 
     def wrap_pin(self, original: Any) -> Any:
-        """In whatever thread torch pins. It calls itself for what a batch consists of."""
+        """Wrap `pin_memory`, on whatever thread torch pins. It calls itself for the parts of a batch."""
 
         @functools.wraps(original)
-        def pin_memory(data: Any, *rest: Any, **named: Any) -> Any:
+        def pin_memory(data: Any, *rest: Any, **kwargs: Any) -> Any:
             if getattr(self._pinning, "within", False):
-                return original(data, *rest, **named)
+                return original(data, *rest, **kwargs)
             self._pinning.within = True
             start_ns = perf_counter_ns()
             try:
-                pinned = original(data, *rest, **named)
+                pinned = original(data, *rest, **kwargs)
             finally:
                 self._pinning.within = False
             if len(self._pinned) >= _PINNED_MOST:
@@ -394,4 +393,4 @@ class LoadingClock:
 
 
 def _nothing() -> None:
-    """No iterator was asked yet."""
+    """In place of a weak reference before the first request."""

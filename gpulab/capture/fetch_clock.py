@@ -1,14 +1,14 @@
-"""Times how one batch is made, in the process that makes it: reading, the dataset's transforms, collating.
+"""Times how a batch is made, in the process that makes it: reading, the dataset's transforms, collating.
 
-torch's fetcher takes items from the dataset and gives them to `collate_fn`. Both ends are taken hold of at the fetcher
-itself, so that the dataset stays the user's own object; for the time of a fetch its transforms are replaced by
-stand-ins that pass everything through. A fault of ours ends the timing, never the batch.
+torch's fetcher takes items from the dataset and passes them to `collate_fn`. Both calls are wrapped at the fetcher, so
+that the dataset stays the user's own object. During a fetch its transforms are replaced by stand-ins that pass
+everything through. A fault of gpulab ends the timing, never the batch.
 
-Timing one takes as long as a short batch, so that only so many are timed as `Pace` lets. CPU time is that of the whole
-process, as a dataset may use threads of its own, without what threads of the training have used (`ComputeThreads`);
-it counts up to the wall time. Where items are short, only every fourth batch has stand-ins.
+Timing a batch takes as long as a short batch, so `FetchPace` limits how many are timed. CPU time is that of the whole
+process, as a dataset may use its own threads, minus that of the training's threads (`ComputeThreads`), and at most the
+wall time. Where items are short, only every fourth batch gets stand-ins.
 
-Workers that are started, not forked, import this module: it needs no more than torch, which they have.
+Workers that are started, not forked, import this module: it needs no more than torch, which they have anyway.
 """
 
 from __future__ import annotations
@@ -41,57 +41,57 @@ _HOLDERS = 16
 _EVERY = 4
 _SHORT_NS = 2_000_000  # an item
 STAND_IN_NS = 2_000  # one call of a stand-in, measured
-FIRST, FIRST_AGAIN = 64, 8  # batches: all are timed; in workers that are started anew for another epoch
-BUDGET = 0.003  # of the time at most goes to timing the others
-DISTURBANCE = 2.0  # measured between torch's operators: these take longer after it, by as much as it takes itself
-_MEMORY = 16  # batches, of means and medians that follow what changes
+FIRST, FIRST_AGAIN = 64, 8  # batches that are all timed: of a loader, and of workers started again for another epoch
+BUDGET = 0.003  # of the time, at most, for timing the others
+DISTURBANCE = 2.0  # measured: timing also slows torch's operators after it, by as much as it takes itself
+_MEMORY = 16  # batches over which means and medians run
 
-Row = tuple[int, ...]  # of `rows.FETCH`
+Row = tuple[int, ...]  # of `loading_rows.FETCH`
 
 
-class Pace:
-    """Which batches of a loader are timed: the first ones, then so many that timing them stays within the budget.
+class FetchPace:
+    """Decides which batches of a loader are timed: the first ones, then as many as the budget allows.
 
-    Those are at random distances: a file that is opened for every tenth batch is met as often as it is opened.
+    Those are at random distances, so that regular events, a file opened for every tenth batch, keep their share.
     """
 
     def __init__(self, first: int = FIRST) -> None:
         self._first = first
-        self.left = 0  # batches to pass by until the next one that is timed
-        self.distance = 1  # from the last one that was timed to that one: so many batches its row stands for
-        self._random = Random(0)  # its own: the user's numbers stay as they are
+        self.skip = 0  # batches until the next one that is timed
+        self.distance = 1  # from the last timed batch to that one: the number of batches that its row stands for
+        self._random = Random(0)  # its own, so that the user's random numbers stay the same
         self._timed = 0
         self._last_ns = 0
         self._costs_ns = deque[int](maxlen=_MEMORY)
         self._between_ns = 0.0  # from one batch to the next, on average
 
-    def timed(self, own_ns: int, now_ns: int) -> None:
-        """A batch was timed just now, which took so long beside it."""
+    def add(self, own_ns: int, now_ns: int) -> None:
+        """A batch was timed, which took gpulab `own_ns`."""
         self._timed += 1
         between_ns = (now_ns - self._last_ns) / self.distance if self._timed > 1 else 0.0
         self._costs_ns.append(own_ns)
         self._between_ns += (between_ns - self._between_ns) / min(max(self._timed - 1, 1), _MEMORY)
         self._last_ns = now_ns
         if self._timed >= self._first:
-            cost_ns = DISTURBANCE * sorted(self._costs_ns)[len(self._costs_ns) // 2]  # whatever a busy machine adds
+            cost_ns = DISTURBANCE * sorted(self._costs_ns)[len(self._costs_ns) // 2]  # the median bears a busy machine
             mean = cost_ns / max(BUDGET * self._between_ns, 1.0)
             self.distance = self._random.randint(1, max(1, round(2 * mean) - 1))
-            self.left = self.distance - 1
+            self.skip = self.distance - 1
 
 
 class FetchClock:
-    """Times each batch that a fetcher of torch's makes of a dataset, from `put_in` to `take_out`.
+    """Times each batch that a fetcher of torch makes from a dataset, between `put_in` and `take_out`.
 
-    `row` is that of the newest batch, None where it was not timed, and `own_ns` what timing it took beside it.
-    `training` are the threads whose CPU time is not the batch's.
+    `row` is of the newest batch, None where it was not timed; `own_ns` is the cost of timing it. `training`: the
+    threads whose CPU time does not belong to the batch.
     """
 
-    def __init__(self, fetcher: Any, dataset: Any, pace: Pace, training: ComputeThreads | None = None) -> None:
+    def __init__(self, fetcher: Any, dataset: Any, pace: FetchPace, training: ComputeThreads | None = None) -> None:
         self.pace = pace
         self.row: Row | None = None
         self.own_ns = 0
-        self.works = True  # nothing of ours has failed
-        # it would hold itself: torch lets go of one, and of the user's iterator, at once
+        self.works = True  # no fault so far
+        # weak: a cycle would keep the fetcher, and the user's iterator, alive
         self._fetcher = weakref.ref(fetcher)
         self._take, self._users = type(fetcher).fetch, fetcher.collate_fn
         self._batched = bool(getattr(fetcher, "auto_collation", True))
@@ -139,13 +139,13 @@ class FetchClock:
         return batch
 
     def _keep(self, row: Row, entered_ns: int) -> None:
-        """The row of a fetch that was entered then."""
+        """Set the row of a fetch that was entered at that time."""
         self.row = row
         beside_ns = perf_counter_ns() - entered_ns - (self._end_ns - self._start_ns)
         self.own_ns = max(0, beside_ns) + STAND_IN_NS * self._spent.calls
 
     def _give_up(self) -> None:
-        """A fault of ours ends the timing."""
+        """End the timing after a fault of gpulab."""
         self.works = False
         self._take_stand_ins_out()
 
@@ -154,8 +154,8 @@ class FetchClock:
         self._items = 1
         spent = self._spent
         spent.within, spent.wall_ns, spent.cpu_ns, spent.calls = False, 0, 0, 0
-        self._looks = not self._short or self._untimed == _EVERY - 1
-        if self._looks:
+        self._times_transforms = not self._short or self._untimed == _EVERY - 1
+        if self._times_transforms:
             self._untimed = 0
             for attributes in self._holders:
                 for name in TRANSFORMS:
@@ -185,13 +185,13 @@ class FetchClock:
     def _end(self) -> None:
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
         self._spent.thread = 0
-        # CPU time of the training's threads meanwhile
+        # CPU time that the training's threads used meanwhile
         self._foreign_ns = self._training.end() if self._training is not None else 0
         self._take_stand_ins_out()
         self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items
 
     def _take_stand_ins_out(self) -> None:
-        """The user's own are back, unless the user has put others there meanwhile."""
+        """Restore the user's transforms, unless the user's code has replaced them meanwhile."""
         for attributes, name, stand_in in self._stand_ins:
             if attributes.get(name) is stand_in:
                 attributes[name] = stand_in._gpulab_users
@@ -206,13 +206,13 @@ class FetchClock:
         if read_ns < 0:
             read_ns = 0
         collate_ns, wall_ns = end_ns - middle, end_ns - start_ns
-        transform_ns = spent.wall_ns if self._looks else -1
-        transform_cpu_ns = spent.cpu_ns if self._looks else -1
+        transform_ns = spent.wall_ns if self._times_transforms else -1
+        transform_cpu_ns = spent.cpu_ns if self._times_transforms else -1
         read_cpu_ns, collate_cpu_ns = middle_cpu - self._cpu_ns - spent.cpu_ns, end_cpu_ns - middle_cpu
         cpu_ns = end_cpu_ns - self._cpu_ns
         if self._foreign_ns or read_cpu_ns < 0:
             read_cpu_ns, collate_cpu_ns = self._own(read_cpu_ns, read_ns), self._own(collate_cpu_ns, collate_ns)
-            transform_cpu_ns = self._own(transform_cpu_ns, transform_ns) if self._looks else -1
+            transform_cpu_ns = self._own(transform_cpu_ns, transform_ns) if self._times_transforms else -1
             cpu_ns = self._own(cpu_ns, wall_ns)
         return (  # of each part at most its wall time
             start_ns,
@@ -228,12 +228,12 @@ class FetchClock:
         )
 
     def _own(self, cpu_ns: int, wall_ns: int) -> int:
-        """CPU time of a part that took so long, without its share of what the training's threads have used."""
+        """The CPU time of a part of the batch, without its share of what the training's threads used."""
         whole_ns = max(1, self._end_ns - self._start_ns)
         return min(max(0, cpu_ns - self._foreign_ns * wall_ns // whole_ns), wall_ns)
 
     def _core_wait_ns(self, idle_ns: int) -> int:
-        """Of the time without CPU. A thread that never went to sleep was ready for a core all the time."""
+        """How much of the time without CPU was spent waiting for a core: all of it, if the thread never slept."""
         if idle_ns <= 0 <= self._core_ns:
             return 0
         if self._switches >= 0 and voluntary_switches() == self._switches:
@@ -243,16 +243,16 @@ class FetchClock:
 
 
 class _Spent:
-    """In the transforms of one batch; by itself, so that no stand-in holds a dataset."""
+    """The time in the transforms of one batch. An object of its own, so that no stand-in refers to a dataset."""
 
     def __init__(self) -> None:
-        self.thread = 0  # that makes the batch; 0: none is made
-        self.within = False  # a transform: those that it calls are part of it
+        self.thread = 0  # the thread that makes the batch; 0: none does
+        self.within = False  # in a transform; transforms that it calls are part of it
         self.wall_ns = self.cpu_ns = self.calls = 0
 
 
 def _holders(dataset: Any) -> list[dict[str, Any]]:
-    """The attributes of a dataset and of those within it (Subset, ConcatDataset): there its transforms are."""
+    """The attributes of a dataset and of those within it (Subset, ConcatDataset), which hold its transforms."""
     holders: dict[int, dict[str, Any]] = {}
     waiting = [dataset]
     while waiting and len(holders) < _HOLDERS:
@@ -270,12 +270,12 @@ def _holders(dataset: Any) -> list[dict[str, Any]]:
 
 
 def _through(function: Callable[..., Any]) -> Any:
-    """A method that does with the user's object what `function` does."""
+    """A method that applies `function` to the user's object."""
     return lambda stand_in, *arguments: function(stand_in._gpulab_users, *arguments)
 
 
 class _StandIn:
-    """Stands in for a callable object of the user's: is what it is for whoever asks, copied and pickled as itself."""
+    """Stands in for a callable of the user's: it looks like that object, and copies and pickles as that object."""
 
     __slots__ = ("_gpulab_spent", "_gpulab_users")
     _gpulab_spent: _Spent
@@ -316,15 +316,15 @@ def _itself(users: Any) -> Any:
     return users
 
 
-BESIDE = 0.01  # ours: of a thread's CPU time, beside the batches; what rests there uses none
-EVERY = 32  # batches: whether there are new threads
+BESIDE = 0.01  # ours: a thread with this share of its CPU time outside of batches belongs to the training
+EVERY = 32  # batches between searches for new threads
 _THREAD_CLOCK = 6  # low bits of Linux's clock of a thread's CPU time; the others hold the thread's number, inverted
 
 Clock = Callable[[int], int]  # a thread's CPU time in ns; -1 where it has ended
 
 
 def thread_cpu_ns(thread: int) -> int:
-    """By the number that the system gives it."""
+    """CPU time of a thread, by its number in the system."""
     try:
         return time.clock_gettime_ns(~thread << 3 | _THREAD_CLOCK)
     except OSError:
@@ -332,7 +332,7 @@ def thread_cpu_ns(thread: int) -> int:
 
 
 def native_threads() -> list[int]:
-    """Of this process, those that run no Python; empty where the system does not list them."""
+    """The threads of this process that run no Python; empty where the system does not list them."""
     if sys.platform != "linux":
         return []
     try:
@@ -345,7 +345,7 @@ def native_threads() -> list[int]:
 
 
 class ComputeThreads:
-    """Of the training process; `begin` and `end` enclose each batch."""
+    """Measures the CPU time of the training's native threads; `begin` and `end` enclose each batch."""
 
     def __init__(self, threads: Callable[[], list[int]] = native_threads, clock: Clock = thread_cpu_ns) -> None:
         self._threads, self._clock = threads, clock
@@ -355,7 +355,7 @@ class ComputeThreads:
         self._batches = 0
 
     def begin(self, *, follows: bool = True) -> None:
-        """A batch is about to be made; `follows`: on one that was timed, so that all since then was beside batches."""
+        """A batch begins; `follows`: the batch before was timed, so that no other was made since then."""
         if self._last:
             self._pass_on(self._beside if follows else {})
         if self._batches % EVERY == 0 or self._batches & (self._batches - 1) == 0:  # the first step starts the pool
@@ -364,7 +364,7 @@ class ComputeThreads:
         self._batches += 1
 
     def end(self) -> int:
-        """It is made: CPU time in ns that threads of the training have used meanwhile."""
+        """The batch is made; returns the CPU time (ns) that threads of the training used meanwhile."""
         if not self._last:
             return 0
         used = self._pass_on(self._within)
@@ -378,7 +378,7 @@ class ComputeThreads:
         used = {}
         for thread, before in list(self._last.items()):
             now = self._clock(thread)
-            if now < before:  # it has ended; its number may be another's now
+            if now < before:  # it has ended, and its number may be another thread's now
                 del self._last[thread]
                 continue
             used[thread], self._last[thread] = now - before, now
@@ -388,11 +388,11 @@ class ComputeThreads:
 
 HERE = -1  # in place of a worker's number
 PERIOD_S = 0.003
-_FETCH = ("torch/utils/data/_utils/fetch.py", ".fetch")  # of any fetcher of torch's, as few batches are timed
+_FETCH = ("torch/utils/data/_utils/fetch.py", ".fetch")  # of torch's fetchers, and not ours, which times few batches
 
 
 class WorkerStart:
-    """In place of a loader's `worker_init_fn` while its workers start; `users` is that, or None."""
+    """Takes the place of a loader's `worker_init_fn` while its workers start; `users` is the loader's own, or None."""
 
     def __init__(
         self, users: Callable[[int], None] | None, memory: SharedRows, first: int, channel: Channel | None, name: str
@@ -410,20 +410,20 @@ class WorkerStart:
             self.users(worker)
 
     def _time(self, worker: int) -> None:
-        """torch makes the worker's fetcher after this, and again whenever the loader is iterated anew."""
+        """Instrument the fetcher, which torch makes after this, and again for each new epoch."""
         from torch import get_num_threads
         from torch.utils.data import _DatasetKind, get_worker_info
         from torch.utils.data._utils import worker as loop
 
         info, memory = get_worker_info(), self._memory
         original = _DatasetKind.create_fetcher
-        epochs, pace = itertools.count(), Pace(self._first)
+        epochs, pace = itertools.count(), FetchPace(self._first)
 
         def create_fetcher(kind: Any, dataset: Any, *rest: Any, **named: Any) -> Any:
             fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
-            if info is not None and dataset is info.dataset:  # else a loader that the dataset itself has made
+            if info is not None and dataset is info.dataset:  # not where the dataset itself iterates another loader
                 with suppress(Exception):
-                    memory.has_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
+                    memory.add_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
                     WorkerFetchClock(fetcher, dataset, pace, memory, worker, next(epochs)).put_in()
             return fetcher
 
@@ -432,9 +432,11 @@ class WorkerStart:
 
 
 class WorkerFetchClock(FetchClock):
-    """In a worker, for an epoch: what it times goes to the memory, with the batch's number from 0."""
+    """The clock of one epoch in a worker; rows go to shared memory, with the epoch and the batch's number from 0."""
 
-    def __init__(self, fetcher: Any, dataset: Any, pace: Pace, memory: SharedRows, worker: int, epoch: int) -> None:
+    def __init__(
+        self, fetcher: Any, dataset: Any, pace: FetchPace, memory: SharedRows, worker: int, epoch: int
+    ) -> None:
         super().__init__(fetcher, dataset, pace)
         self._memory, self._rows = memory, memory.of_worker[worker]
         self._epoch, self._number = epoch, -1
@@ -443,19 +445,19 @@ class WorkerFetchClock(FetchClock):
         if not self.works or not self._memory.on:
             return self._take(self._fetcher(), index)
         self._number += 1
-        if self.pace.left:
-            self.pace.left -= 1
+        if self.pace.skip:
+            self.pace.skip -= 1
             return self._take(self._fetcher(), index)
-        return FetchClock.fetch(self, index)  # a `super` of each batch costs 0.3 µs
+        return FetchClock.fetch(self, index)  # `super()` costs 0.3 µs more
 
     def _keep(self, row: Row, entered_ns: int) -> None:
         self._rows.append((self._epoch, self._number, *row))
         FetchClock._keep(self, row, entered_ns)
-        self.pace.timed(self.own_ns, perf_counter_ns())
+        self.pace.add(self.own_ns, perf_counter_ns())
 
 
 def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
-    """What a worker sends in place of a batch is the text of its traceback: none of our lines shall be in it."""
+    """Keep gpulab's lines out of the traceback that a worker sends, as text, in place of a batch."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
@@ -468,7 +470,7 @@ def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
 
 
 def sample_loading(channel: Channel | None, name: str, worker: int) -> None:
-    """Have the calling thread looked at while it makes batches; `name` is of its iterator."""
+    """Have the calling thread sampled while it makes batches; `name` is of its iterator."""
     if channel is not None:
         channel.sample(sampling_key(name, worker), PERIOD_S, _FETCH, spares=True)
 
@@ -478,6 +480,6 @@ def sampling_key(name: str, worker: int) -> str:
 
 
 def is_collating(stack: Iterable[Spot]) -> bool:
-    """Whether a stack that ends in a fetch is within `collate_fn`."""
+    """Whether a stack, whose outermost line is in a fetch, is within `collate_fn`."""
     *_, (file, line, _) = stack
     return "collate_fn" in linecache.getline(file, line)

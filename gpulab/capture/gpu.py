@@ -1,6 +1,6 @@
-"""On which GPU a run really was, and the peaks of memory, as far as the device and the sampling process tell them.
+"""Finds the GPU that a run used, and its peaks of memory.
 
-Before the user's code starts CUDA nobody knows the GPU, and the first one is assumed.
+Before the user's code starts CUDA the GPU is unknown, and the first one is assumed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpulab.intervals import measure
 from gpulab.run import Choice, Device, Memory, Missing, Samples, Timeline
 from gpulab.timeline.labels import labels
 
-READING_SHARE = 0.005  # of the time at most goes to readings
-APART_NS = 20_000_000  # readings at the same place of a step are no closer
+READING_SHARE = 0.005  # of the time, at most, for readings
+APART_NS = 20_000_000  # at least between readings at the same place of a step
 _ALLOCATED = "GPU memory allocated by tensors"
 
 
 class _Reading(Struct, frozen=True):
-    """What torch's allocator says of one GPU: now, and the most since the last reset of its statistics."""
+    """Bytes in torch's allocator on one GPU: now, and at most since the last reset of its statistics."""
 
     allocated: int = 0
     allocated_peak: int = 0
@@ -37,31 +37,31 @@ class _Reading(Struct, frozen=True):
 class PeakMemory:
     """The peaks of one run, which begins when this is made. Makes no CUDA context and resets nothing.
 
-    torch keeps one peak for the life of the process, which may be the user's. A run that stays below an earlier one
-    has no exact peak: there the most that was read before backward passes and at step boundaries stands for it.
+    torch keeps one peak per process. Where an earlier run had a higher peak, this run's is not known exactly: then the
+    highest reading before backward passes and at step boundaries takes its place.
     """
 
     def __init__(self) -> None:
         self._before = dict(enumerate(_readings() or ()))
-        self._most: dict[int, tuple[int, int]] = {}  # allocated and reserved, as read
+        self._most: dict[int, tuple[int, int]] = {}  # highest readings: allocated and reserved
         self._due_ns = [0, 0]
 
     def at_step(self) -> None:
-        """A step ends. Costs 0.1 µs, and rarely a reading."""
+        """A step ends. Costs 0.1 µs, and sometimes a reading."""
         self._sample(0)
 
     def at_backward(self) -> None:
-        """A backward pass begins: the activations of the whole forward pass are there."""
+        """A backward pass begins, when all activations of the forward pass are in memory."""
         self._sample(1)
 
     def busiest(self) -> int | None:
-        """The GPU on which tensors grew most during the run; None where none did."""
+        """The GPU on which memory grew most during the run; None where it grew nowhere."""
         grown = [(self._on_gpu(i)[0] or 0) - self._start(i).allocated for i in range(len(_readings() or ()))]
         most = max(grown, default=0)
         return grown.index(most) if most > 0 else None
 
     def peaks(self, device: Device, extremes: dict[str, float]) -> tuple[Memory, tuple[Missing, ...]]:
-        """The peaks on that device, and what of them is hidden. `extremes` are the sampling process's."""
+        """The peaks on that device, and which of them are unknown. `extremes` come from the sampling process."""
         allocated, reserved, missing = self._on_gpu(device.index or 0) if device.kind == "cuda" else (None, None, ())
         rss = extremes.get("peak_rss_bytes")
         memory = Memory(
@@ -73,20 +73,20 @@ class PeakMemory:
         return memory, missing
 
     def _on_gpu(self, index: int) -> tuple[int | None, int | None, tuple[Missing, ...]]:
-        """The peaks of what tensors and of what the allocator holds there.
+        """The peaks of allocated and of reserved memory there.
 
-        Where an earlier run of this process hides one: the most that was read, which the true one is not below.
+        Where an earlier run of this process hides one, the highest reading, which is a lower bound.
         """
         now = _readings()
-        is_known = now is not None and index < len(now)
-        after, before = now[index] if now and is_known else _Reading(), self._start(index)
+        has_reading = now is not None and index < len(now)
+        after, before = now[index] if now and has_reading else _Reading(), self._start(index)
         if not after.allocated_peak:
-            why = "no tensor was on this GPU" if is_known else "this GPU memory allocator has no statistics"
+            why = "no tensor was on this GPU" if has_reading else "this GPU memory allocator has no statistics"
             why = "CUDA was never used in this process" if now == [] else why
             return None, None, (Missing(f"peak of the {_ALLOCATED}", why, key="memory"),)
         allocated, reserved = self._most.get(index, (0, 0))
         allocated, reserved = max(allocated, after.allocated), max(reserved, after.reserved)
-        # a peak that was now when the run began: any later one belongs to the run
+        # where memory was at its peak when the run began, any higher peak belongs to the run
         if after.allocated_peak > before.allocated_peak or before.allocated_peak == before.allocated:
             exact = after.reserved_peak > before.reserved_peak or before.reserved_peak == before.reserved
             return after.allocated_peak, after.reserved_peak if exact else reserved, ()
@@ -111,7 +111,7 @@ class PeakMemory:
 
 
 def count_anew() -> Choice | None:
-    """Let torch count peaks from now on, for a run that is one of several; what to tell the user, if it did."""
+    """Reset torch's peaks, for a run that is one of several; returns a note for the user, if it did."""
     torch = torch_with_cuda()
     if torch is None:
         return None
@@ -128,14 +128,14 @@ def count_anew() -> Choice | None:
 
 
 def gpu_peak_bytes(device: Device) -> int:
-    """Most memory that tensors held on the GPU so far in this process, without waking CUDA up."""
+    """The peak of memory allocated on the GPU in this process so far, without initialising CUDA."""
     now = _readings() if device.kind == "cuda" else None
     index = device.index or 0
     return now[index].allocated_peak if now and index < len(now) else 0
 
 
 def _readings() -> list[_Reading] | None:
-    """One for each GPU that torch sees; empty before CUDA is used, None where the allocator tells nothing."""
+    """One for each GPU that torch sees; empty before CUDA is used, None for an allocator without statistics."""
     torch = torch_with_cuda()
     if torch is None:
         return []
@@ -150,7 +150,7 @@ def _reading(stats: dict[str, Any]) -> _Reading:
 
 
 class Moved(Struct, frozen=True):
-    """The device of a run that was on another GPU than assumed, its curves without the wrong GPU's, and what to say."""
+    """The device that a run really used, its curves without those of a wrong GPU, and notes for the user."""
 
     device: Device
     samples: Samples
@@ -159,7 +159,7 @@ class Moved(Struct, frozen=True):
 
 
 def working_gpus(timeline: Timeline | None) -> list[int]:
-    """The numbers of the GPUs that worked in a trace, the one that worked longest first."""
+    """The numbers of the GPUs that worked in a trace, the busiest first."""
     if timeline is None:
         return []
     spans = labels(timeline)
@@ -168,7 +168,7 @@ def working_gpus(timeline: Timeline | None) -> list[int]:
 
 
 def moved(device: Device, worked: Sequence[int], samples: Samples) -> Moved:
-    """The same device and curves where it worked, too, or nobody knows; else those of the GPU that worked most.
+    """The same device and curves, unless only other GPUs worked: then those of the busiest.
 
     `worked` are numbers of GPUs, the busiest first.
     """

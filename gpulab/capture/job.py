@@ -1,4 +1,4 @@
-"""Which job this process is a rank of, as PyTorch says it, or the launcher that has started it.
+"""Finds the job of which this process is a rank: from PyTorch, or from the launcher that has started it.
 
 Sources: PyTorch, "torchrun", environment variables; Slurm, `srun`, output environment variables; Open MPI and MPICH,
 environment variables of a process; Kubernetes, "Indexed Job"; the variables that Kubeflow's PyTorchJob sets.
@@ -28,10 +28,10 @@ from gpulab.store.run_format import ARRIVAL, Arrivals
 from gpulab.torch_hooks.patching import replaced
 
 JOB = "GPULAB_JOB"  # set by `gpulab record` for the ranks that a script starts itself
-UNNAMED = "none"  # torchrun's id of a job that nobody has given one
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # which torchrun --standalone makes: 8 digits do
+UNNAMED = "none"  # torchrun's default id of a job
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # by torchrun --standalone; its first 8 digits suffice
 
-_RANKS: tuple[tuple[Launcher, str, str, str], ...] = (  # the variable of the rank, of how many, of the rank on the node
+_RANKS: tuple[tuple[Launcher, str, str, str], ...] = (  # variables: the rank, the number of ranks, the rank on the node
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     ("MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -44,7 +44,7 @@ _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
     """The job, from `torch.distributed` once it is initialised, else from the launcher's environment variables.
 
-    None for a process that is none of several and belongs to no cluster's job.
+    None for a process that is neither one of several ranks nor in a cluster's job.
     """
     job = _from_environment(environment)
     rank_and_size = _from_torch()
@@ -58,13 +58,13 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
 
 
 class RunOfJob:
-    """The job of one run of this process. A rank may record several runs, and each belongs with those of the others."""
+    """The job of one run of this process. A rank may record several runs; the n-th of each rank belong together."""
 
     def __init__(self) -> None:
         self._number = 0
 
     def current(self) -> Job | None:
-        """The job; its id says which of the runs this is, from the second on."""
+        """The job; from the second run on its id contains the run's number."""
         job = current_job()
         if job is None:
             return None
@@ -78,7 +78,7 @@ _begun: Counter[str] = Counter()  # runs, by job
 
 
 def cluster_id(environment: Mapping[str, str] = os.environ) -> str:
-    """Of the cluster's job that this process is in; empty outside of one."""
+    """The id of the cluster's job in which this process runs; empty outside of one."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")
 
@@ -91,7 +91,7 @@ def _from_environment(environment: Mapping[str, str]) -> Job | None:
         if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environment:
             launcher = "Kubernetes" if "KUBERNETES_SERVICE_HOST" in environment else "torch.distributed"
         if launcher == "torch.distributed" and size == 1:
-            continue  # RANK=0 WORLD_SIZE=1, as scripts set it by habit
+            continue  # RANK=0 WORLD_SIZE=1, which scripts set by habit
         return _job(environment, rank, launcher, size, _number(environment, local_name))
     return None
 
@@ -108,18 +108,18 @@ def _from_torch() -> tuple[int, int] | None:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None
         rank, size = int(distributed.get_rank()), int(distributed.get_world_size())
-    except Exception:  # it is destroyed at this moment
+    except Exception:  # the group is just being destroyed
         return None
     return (rank, size) if size > 1 else None
 
 
 def torchrun_job_id(run_id: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The job's id in ranks that torchrun starts under this `run_id` from a process with this environment."""
+    """The job's id in the ranks that torchrun starts with this `run_id` from a process with this environment."""
     return _id({**environment, "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": "0"}, "torchrun")
 
 
 def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
-    """The same in all ranks: from the cluster and the launcher, else from the process that has started them."""
+    """An id that all ranks share: from the cluster and the launcher, else from their parent process."""
     step = environment.get("SLURM_STEP_ID", "")
     names = [environment[JOB]] if environment.get(JOB) else []
     names += [f"slurm-{cluster_id(environment)}.{step}"] if cluster_id(environment) else []
@@ -141,13 +141,13 @@ def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
 
 
 def _parent() -> str:
-    """The process that has started this one, which no later process is mistaken for."""
+    """The parent process, by its number and start time, so that no later process is mistaken for it."""
     parent = os.getppid()
     return f"{parent}.{_began(parent)}"
 
 
 def _began(process: int) -> int:
-    """When a process began, in the system's own count; 0 where that cannot be told."""
+    """When a process began, in the system's clock ticks; 0 if unknown."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -163,13 +163,13 @@ _NO_RANKS = ("torch.utils.data.", "multiprocessing.", "concurrent.", "joblib.", 
 
 
 class StartedProcesses:
-    """Counts them from `install` on."""
+    """Counts the processes that the user's code starts, from `install` on."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def install(self, undo: ExitStack) -> None:
-        """Hear of every start; `undo` ends that."""
+        """Count every start until `undo`."""
         own = os.getpid()
 
         def wrap(original: Any) -> Any:
@@ -184,13 +184,13 @@ class StartedProcesses:
 
 
 def _module(process: BaseProcess) -> str:
-    """Of the function that the process runs."""
+    """The module of the function that the process runs."""
     return str(getattr(getattr(process, "_target", None), "__module__", None) or type(process).__module__)
 
 
 BUFFER = "TORCH_FR_BUFFER_SIZE"
 ENTRIES = 64
-MOST_ENTRIES = 256  # a larger buffer costs more than a look is worth
+MOST_ENTRIES = 256  # a larger buffer would take too long to read
 _BY_HOST = ("gloo:", "mpi:", "ucc:")
 
 
@@ -210,13 +210,13 @@ _DECODER = msgspec.json.Decoder(_Dump)
 
 
 def keep_few(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let PyTorch keep few entries in this process: before it is imported, and only where nobody has said how many."""
+    """Limit PyTorch's flight recorder in this process, unless torch is imported already or the user has set a size."""
     if "torch" not in sys.modules:
         environment.setdefault(BUFFER, str(ENTRIES))
 
 
 def arrivals(environment: MutableMapping[str, str] = os.environ) -> Arrivals:
-    """Of the last collectives that the host carries out, in order; empty where PyTorch does not tell."""
+    """The arrivals at the newest collectives on the host, in order; empty where PyTorch does not record them."""
     nothing: Arrivals = np.empty(0, ARRIVAL)
     bindings: Any = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(bindings, "_dump_fr_trace_json", None)
@@ -225,7 +225,7 @@ def arrivals(environment: MutableMapping[str, str] = os.environ) -> Arrivals:
         return nothing
     try:
         entries = _DECODER.decode(dump()).entries
-    except Exception:  # private, and another version's may say anything
+    except Exception:  # a private function, which may differ between versions
         return nothing
     rows = [
         (zlib.crc32(repr(e.pg_name or e.process_group).encode()), e.collective_seq_id, e.time_created_ns)

@@ -1,7 +1,7 @@
-"""What a DataLoader is and gave, what goes wrong with its workers, and where the user's code of a batch is written.
+"""Describes the DataLoaders of a run: their settings, the user's lines that make batches, and failures of workers.
 
-Nothing is changed. Workers run that code in processes of their own, where no stack is sampled: then its lines are the
-nearest to the cause. What goes wrong: one dies, or none can start because their code is in a notebook.
+Nothing of the user's is changed. Where stacks in workers are not sampled, the user's lines are the nearest hint at a
+cause. Failures: a worker dies, or none can start because their code is in a notebook.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _DEATH = re.compile(
 
 
 class _Facts(Struct):
-    """What is known of one loader."""
+    """One loader."""
 
     loader: Loader
-    lines: dict[str, Spot | None]  # as `lines_of_batches` gives them
-    emptiness: str  # what would make it give no batch
+    lines: dict[str, Spot | None]  # of `lines_of_batches`
+    emptiness: str  # why it would return no batch
     tensors: int | None = None  # in its first batch
-    feeds: bool = False  # the steps, or has
+    feeds: bool = False  # it feeds the steps, or has fed them
 
 
 class Loaders:
-    """The DataLoaders met in a run, by the hooks' number, the newest only; `record` is the one that feeds the steps."""
+    """The newest DataLoaders of a run, by the hooks' number; `record` is the one that feeds the steps."""
 
     def __init__(self) -> None:
         self.record: Loader | None = None
-        self.emptiness = ""  # of a loader that has ended without a batch; empty where one gave a batch
+        self.emptiness = ""  # why a loader has ended without a batch; empty once any loader has returned one
         self._facts: dict[int, _Facts] = {}
         self._has_batch = False
 
     def add(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
-        """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
+        """Describe a loader that begins an epoch; None where that is impossible. `feeder` is the one of the steps."""
         if not (hasattr(owner, "num_workers") or hasattr(owner, "_num_workers")):
             return None
         loader = loader_record(owner)
@@ -77,21 +77,21 @@ class Loaders:
 
     @property
     def is_known(self) -> bool:
-        """Any that could be described."""
+        """Whether any could be described."""
         return bool(self._facts)
 
     def of(self, number: int | None) -> _Facts | None:
-        """The loader of that number; None where nothing is known of it."""
+        """The loader of that number; None where it is unknown."""
         return self._facts.get(number) if number is not None else None
 
     def exhausted(self, number: int) -> None:
-        """The loader of that number has no more batch."""
+        """The loader of that number has no more batches."""
         if not self._has_batch:
             facts = self.of(number)
             self.emptiness = facts.emptiness if facts is not None else ""
 
     def add_batch(self, number: int, batch: Any) -> None:
-        """The loader of that number has given this batch; the first one tells of how many tensors they are."""
+        """The loader of that number has returned this batch; the tensors of its first batch are counted."""
         self.emptiness, self._has_batch = "", True
         facts = self.of(number)
         if facts is not None and facts.tensors is None:
@@ -99,11 +99,11 @@ class Loaders:
 
     @property
     def remade(self) -> bool:
-        """Whether several loaders that are alike fed the steps one after the other."""
+        """Whether several equal loaders fed the steps, one after the other."""
         return sum(each.feeds and each.loader == self.record for each in self._facts.values()) > 1
 
     def feeds(self, number: int | None) -> Loader | None:
-        """This one feeds the steps; None where nothing is known of it."""
+        """Record that this loader feeds the steps; None where it is unknown."""
         facts = self.of(number)
         if facts is None:
             return None
@@ -112,7 +112,7 @@ class Loaders:
 
 
 def emptiness(owner: Any, record: Loader) -> str:
-    """What would make it give no batch at all."""
+    """Why a loader would return no batch at all."""
     sampler = getattr(owner, "batch_sampler", None)
     sampler = getattr(owner, "_index_sampler", None) if sampler is None else sampler
     batch_size, drop_last = record.batch_size, getattr(sampler, "drop_last", getattr(owner, "drop_last", False))
@@ -129,10 +129,10 @@ def emptiness(owner: Any, record: Loader) -> str:
 
 
 def samples_in(batch: Any) -> int | None:
-    """Samples in a batch: the first dimension of the first array in it; None where there is none.
+    """Samples in a batch: the first dimension of the first array in it; None without an array.
 
-    Two shapes that a collate function of the user's leaves are no arrays of samples: a list of samples (tuples), and
-    their transpose, `tuple(zip(*samples))`, as detection models take it. There the samples are counted.
+    Collate functions may also return a list of samples (tuples), or its transpose `tuple(zip(*samples))`, as for
+    detection models. There the samples are counted.
     """
     if isinstance(batch, list | tuple) and batch and type(batch[0]) is tuple and type(batch[-1]) is tuple:
         if type(batch) is list:
@@ -144,7 +144,7 @@ def samples_in(batch: Any) -> int | None:
 
 
 def arrays_in(batch: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors and NumPy arrays in a batch, however it is nested, up to some thousands."""
+    """The tensors and NumPy arrays in a nested batch, up to some thousands."""
     if hasattr(batch, "numel") or hasattr(batch, "shape"):
         yield batch
     elif depth < _DEPTH and isinstance(batch, list | tuple | Mapping):
@@ -158,9 +158,9 @@ _WITHIN = ("dataset", "datasets", "data_collator", "collate_fn", "transforms", "
 
 
 def lines_of_batches(owner: Any) -> dict[str, Spot | None]:
-    """The user's lines that make batches, or choose their items, named as in `Loader`; None for a library's.
+    """The user's lines that make batches or choose their items, by their names in `Loader`; None for a library's code.
 
-    Of a DataLoader, or of an iterator made before the run: the dataset may hold another one, and its transforms.
+    `owner` is a DataLoader, or an iterator made before the run.
     """
     dataset = as_written(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
     collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
@@ -176,7 +176,7 @@ def lines_of_batches(owner: Any) -> dict[str, Spot | None]:
 
 
 def _calls(call: Any) -> Iterator[Any]:
-    """A function, a method, an object that is called, and those within it."""
+    """The functions that a call of this object may run: the object itself, its `__call__`, and those within it."""
     for held in _parts(call):
         yield held
         yield getattr(type(held), "__call__", None)  # noqa: B004
@@ -195,13 +195,13 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """What it holds by itself: a property would run code of the user's."""
+    """Its own attributes, without properties, which would run the user's code."""
     held: dict[str, Any] = getattr(thing, "__dict__", {})
     return held
 
 
 def _first_spot(functions: Iterable[Any]) -> Spot | None:
-    """The line of the first function of the user's."""
+    """The line of the first of these functions that is the user's."""
     for function in functions:
         code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
         if code is not None and is_users_file(code.co_filename):
@@ -210,14 +210,14 @@ def _first_spot(functions: Iterable[Any]) -> Spot | None:
 
 
 class Workers:
-    """What a run learns of its DataLoaders' workers. Times are ns since the run began."""
+    """Failures of DataLoader workers in a run. Times are ns since the run began."""
 
     def __init__(self) -> None:
         self._cannot_start: Missing | None = None
         self._death: Missing | None = None
 
     def check(self, loader: Any, now_ns: int) -> None:
-        """A loader is about to make an iterator: say so, once, where its workers cannot start."""
+        """A loader is about to make an iterator: warn once if its workers cannot start."""
         why = cannot_start(loader) if self._cannot_start is None else None
         if why is None:
             return
@@ -226,23 +226,23 @@ class Workers:
             sys.stderr.write(f"gpulab: {why}.\n")
 
     def fail(self, error: str, now_ns: int, iterator: Any = None) -> None:
-        """Something failed with this error: perhaps a worker died. The first death counts."""
+        """The user's code failed with this error, perhaps because a worker died. The first death counts."""
         how = death(error, iterator) if self._death is None else None
         if how is not None:
             self._death = Missing("data from a DataLoader worker", how, now_ns, "loader")
 
     def missing(self, *, fed: bool) -> tuple[Missing, ...]:
-        """What they did not give. `fed`: the run had batches; without a death it speaks against what was predicted."""
+        """What is missing for that reason. `fed`: the run had batches, so that the workers did start after all."""
         predicted = self._cannot_start if self._death is not None or not fed else None
         return tuple(m for m in (self._death, predicted) if m is not None)
 
 
 @contextmanager
 def deaths_unheard() -> Iterator[None]:
-    """Inside, torch does not raise that a worker died: it would do so in the middle of our own work.
+    """Inside, torch does not raise that a worker died, which it would do in the middle of gpulab's own work.
 
-    Its handler looks after all workers, those of earlier cells too, whenever any child process ends, and ours does at
-    the end of a run. A loader that lacks a worker says so itself at its next batch.
+    Its signal handler checks all workers, also those of earlier cells, whenever any child process ends, as gpulab's do
+    at the end of a run. A loader without a worker will still say so at its next batch.
     """
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -265,9 +265,9 @@ def deaths_unheard() -> Iterator[None]:
 
 
 def death(error: str, iterator: Any = None) -> str | None:
-    """Which worker died and how, where torch's message `error` tells of one; None for any other error.
+    """Which worker died and how, according to torch's message `error`; None for any other error.
 
-    `iterator` is the DataLoader's, whose processes know more than the message.
+    `iterator` is the DataLoader's; its processes tell more than the message.
     """
     match = _DEATH.search(error)
     if match is None:
@@ -289,10 +289,10 @@ def _how(code: int) -> str:
 
 
 def cannot_start(loader: Any) -> str | None:
-    """Why the workers that a DataLoader is about to start will not get its data; None where nothing speaks against it.
+    """Why the workers that a DataLoader is about to start will fail; None where they should work.
 
-    A worker that is not forked imports what it needs by name, and finds nothing of a notebook: there `__main__` is no
-    file. Looks from the outside, starts and pickles nothing.
+    A worker that is not forked imports what it needs by name, but cannot import a notebook, whose `__main__` is no
+    file. This check starts and pickles nothing.
     """
     if not getattr(loader, "num_workers", 0) or getattr(loader, "_iterator", None) is not None:
         return None
@@ -301,7 +301,7 @@ def cannot_start(loader: Any) -> str | None:
         return None
     try:
         names = defined_in_main(loader)
-    except Exception:  # a user's object may refuse to be looked at
+    except Exception:  # a user's object may raise at any access
         return None
     if not names:
         return None

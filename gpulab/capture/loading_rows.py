@@ -1,7 +1,7 @@
-"""What is timed of batches: rows of whole numbers, in the training process or in memory that it shares with workers.
+"""Stores the times of batches as rows of integers, in the training process or in memory shared with workers.
 
-No file of that memory has a name, and none lies in /dev/shm, whose room in containers is small and belongs to the
-batches. Where the system has no such memory, it is a tensor that torch shares, as a dataset's own tensors are.
+The shared memory is not in /dev/shm, whose space in containers is small and needed for batches. Where the system has no
+such memory, a shared tensor of torch takes its place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from gpulab.run import Batches, Int64
 
-FETCH = (  # Where transforms were not timed, they are -1 and part of reading
+FETCH = (  # where transforms were not timed, their times are -1, and part of reading
     "start_ns",
     "end_ns",
     "read_ns",
@@ -30,20 +30,20 @@ FETCH = (  # Where transforms were not timed, they are -1 and part of reading
     "core_wait_ns",
 )
 OF_WORKER = ("epoch", "number", *FETCH)
-ANSWER = ("asked_ns", "answered_ns", "pin_ns")  # when the loop had a batch
+ANSWER = ("asked_ns", "answered_ns", "pin_ns")  # when the loop requested a batch, and when it got it
 BATCH = ("worker", *FETCH, *ANSWER, "stands_for")
 _TIMES = ("start_ns", "end_ns", "asked_ns", "answered_ns")
 _CLOCKS_APART_NS = 1_000_000
 
 _WORD = 8  # bytes
-_HEAD = 2  # words: whether to time, the most threads of a worker
+_HEAD = 2  # words: whether to time, and how many threads an operator in a worker uses at most
 _ON, _THREADS = 0, 1
 
 
 class Rows:
-    """The newest rows of so many numbers each, as many as fit into `words`. One process writes them.
+    """A ring of the newest rows of `width` numbers, as many as fit into `words`. Only one process writes to it.
 
-    `count` is of all that were written, those that newer ones have replaced too.
+    `count` also counts rows that newer ones have replaced.
     """
 
     def __init__(self, words: memoryview, width: int) -> None:
@@ -55,7 +55,7 @@ class Rows:
 
     @classmethod
     def here(cls, width: int, most: int) -> Rows:
-        """In memory of this process alone, which takes no room before it is written to."""
+        """In memory of this process, which takes no space before it is written to."""
         return cls(np.zeros(1 + most * width, np.int64).data, width)
 
     @property
@@ -68,52 +68,52 @@ class Rows:
         self._words[0] = count + 1
 
     def between(self, first: int, last: int) -> Int64:
-        """A copy of the rows from number `first` to before `last`, without those that newer ones have replaced."""
+        """A copy of rows `first` to `last` - 1, without those that newer ones have replaced."""
         return self._table[np.arange(max(first, last - self.most), last) % self.most]
 
     def numbered(self, numbers: Int64) -> Int64:
-        """The rows of these numbers; -1 in all columns for one that is not there."""
+        """The rows with these numbers; -1 in all columns of one that is not there."""
         is_there = (numbers >= max(0, self.count - self.most)) & (numbers < self.count)
         return np.where(is_there[:, None], self._table[numbers % self.most], -1)
 
 
 class SharedRows:
-    """The newest `most` rows of each worker. Pickled for a worker, it is the same memory there.
+    """The newest `most` rows of each worker. A pickled copy in a worker uses the same memory.
 
-    `on` is the training process's to set.
+    Only the training process sets `on`.
     """
 
     def __init__(self, workers: int, width: int, most: int, source: Any = None) -> None:
         each = 1 + most * width
-        self._made_of = workers, width, most
+        self._shape = workers, width, most
         self._source = _new(_WORD * (_HEAD + workers * each)) if source is None else source
         buffer = self._source.buffer if isinstance(self._source, _Unnamed) else self._source.numpy()
         self._words = memoryview(buffer).cast("B").cast("q")
         self.of_worker = [Rows(self._words[i : i + each], width) for i in range(_HEAD, len(self._words), each)]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return SharedRows, (*self._made_of, self._source)
+        return SharedRows, (*self._shape, self._source)
 
     @property
     def on(self) -> bool:
         return self._words[_ON] != 0
 
     @on.setter
-    def on(self, wanted: bool) -> None:
-        self._words[_ON] = int(wanted)
+    def on(self, value: bool) -> None:
+        self._words[_ON] = int(value)
 
     @property
     def threads(self) -> int:
-        """The most that an operator in a worker is split among; 0: no worker has said it."""
+        """How many threads an operator in a worker uses at most; 0: no worker has said it yet."""
         return self._words[_THREADS]
 
-    def has_threads(self, count: int) -> None:
-        """By any worker, of itself."""
+    def add_threads(self, count: int) -> None:
+        """Called by each worker, for itself."""
         self._words[_THREADS] = max(count, self._words[_THREADS])
 
 
 class _Unnamed:
-    """Linux: memory known by a file descriptor alone."""
+    """Memory that has only a file descriptor (Linux)."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self._descriptor, self._bytes = descriptor, size_bytes
@@ -134,7 +134,7 @@ def _unnamed(passed: Any, size_bytes: int) -> _Unnamed:
 
 
 def _new(size_bytes: int) -> Any:
-    """Such memory, or elsewhere a tensor in memory that torch shares."""
+    """New shared memory: on Linux `_Unnamed`, elsewhere a tensor."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("gpulab-loading")
         os.ftruncate(descriptor, size_bytes)
@@ -145,7 +145,7 @@ def _new(size_bytes: int) -> Any:
 
 
 def batches_of(tables: list[Int64], origin_ns: int, now_ns: int, most: int) -> tuple[Batches | None, int]:
-    """The newest `most` rows of `BATCH` in order of arrival, on a clock that starts at `origin_ns`; how many are more.
+    """The newest `most` rows of `BATCH` in order of arrival, on a clock that starts at `origin_ns`, and the excess.
 
     None where nothing was timed.
     """
@@ -166,7 +166,7 @@ def batches_of(tables: list[Int64], origin_ns: int, now_ns: int, most: int) -> t
 
 
 def _share_out(column: dict[str, Int64]) -> None:
-    """Batches whose transforms were not timed: as the last of the same worker whose were."""
+    """Split the reading time of batches whose transforms were not timed as in the worker's last one where they were."""
     for worker in np.unique(column["worker"]).tolist():
         mine = np.flatnonzero(column["worker"] == worker)
         is_timed = column["transform_ns"][mine] >= 0

@@ -1,10 +1,9 @@
-"""Which lines of the user's make a training step: those that update and, without a DataLoader, make a batch.
+"""Finds the user's lines that make a training step: those that update and, without a DataLoader, make a batch.
 
-The lines that make a batch are those that the loss is computed from, followed backwards. From the statement that asks
-for the backward pass, names are followed to the statements that gave them their values. A statement whose values need
-gradients, or that uses a network or something computed by one, is the model's work; what is left makes the data. Where
-a name cannot be followed nothing is said of it. Frames are read once, and nothing of the user's is kept but names and
-numbers.
+The lines of a batch are found by slicing backwards. From the statement with the backward pass, names are followed to
+the statements that assign them. Statements whose values need gradients, or that use a network or its results, are the
+model's work; the rest makes the data. A name that cannot be followed yields nothing. Frames are read once, and only
+names and numbers are stored.
 """
 
 from __future__ import annotations
@@ -23,35 +22,35 @@ from gpulab.capture.places import users_frames, users_stack
 from gpulab.capture.stack_reader import Spot, Stack
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, owners
 
-_TRIES = 8  # backward passes that are followed: the first may be asked for by another loop
-_UPDATES = 32  # that are looked at: by then a loop has shown all its optimizers
+_TRIES = 8  # backward passes that are followed: the first one may belong to another loop
+_UPDATES = 32  # that are examined: by then a loop has used all its optimizers
 _CALLERS = 8  # functions outwards
-_INSIDE = 32  # values of a container that are looked at
+_INSIDE = 32  # values of a container that are examined
 _DEEP = 3  # functions of the user's that a function calls
-_UNREADABLE = frozenset({"locals", "vars", "exec", "eval"})  # who uses these may keep hold of what a look would change
+_UNREADABLE = frozenset({"locals", "vars", "exec", "eval"})  # reading the frame of such code could change what it holds
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
 
 
 class LoopLines:
-    """Learns from the first backward passes and updates of a run; `code` is that of a cell without a file.
+    """Learns the lines from the first backward passes and updates of a run; `code` is that of a cell without a file.
 
-    A loop without a DataLoader gives no other sign of where its iterations begin than its last update: what it does
-    after that, and what prepares the next batch, lie in the same stretch between two updates.
+    In a loop without a DataLoader only the last update shows where an iteration begins: the code after it, and the code
+    that prepares the next batch, both lie between two updates.
     """
 
     def __init__(self, code: str = "") -> None:
         self._code = code
         self._tries = 0  # backward passes
         self._batch: frozenset[Spot] = frozenset()
-        self.needed: set[Spot] = set()  # lines that the loss is computed from; empty: unknown
+        self.needed: set[Spot] = set()  # lines from which the loss is computed; empty: unknown
         self._updates = 0
-        self.update: Stack = ()  # from the loop to its last update, the outermost first; empty without an optimizer
-        self.step_lines: set[Spot] = set()  # within a loop over whole steps: where one asks for data or updates
+        self.update: Stack = ()  # from the loop to its last update, outermost first; empty without an optimizer
+        self.step_lines: set[Spot] = set()  # of the loop over steps: its updates and requests to loaders
 
     def backward(self, frame: FrameType | None) -> None:
-        """A backward pass is asked for from here. A fault of ours, or code that cannot be read, tells nothing."""
+        """A backward pass is called from here. A fault of gpulab, or code that cannot be read, yields nothing."""
         if self._batch or self._tries >= _TRIES:
             return
         self._tries += 1
@@ -62,7 +61,7 @@ class LoopLines:
             self.needed.clear()
 
     def updated(self, frame: FrameType | None) -> None:
-        """An optimizer was just asked to step from here; of several in one function the last counts."""
+        """An optimizer has stepped, called from here; of several in one function the last counts."""
         if self._updates >= _UPDATES:
             return
         self._updates += 1
@@ -72,26 +71,26 @@ class LoopLines:
             self.update = stack
 
     def add_request(self, frame: FrameType | None) -> None:
-        """A loader was just asked for a new iterator from here."""
+        """A loader was asked for a new iterator from here."""
         if len(self.step_lines) < _UPDATES:
             self.step_lines.update(users_stack(frame))
 
     @property
     def make_batches(self) -> bool:
-        """Whether it is known which do."""
+        """Whether the lines that make a batch are known."""
         return bool(self._batch)
 
     def is_aside(self, spot: Spot) -> bool:
-        """Whether the loss is not computed from this line, in a function that was followed."""
+        """Whether this line is in a function that was followed, but the loss is not computed from it."""
         return spot not in self.needed and any(spot[::2] == line[::2] for line in self.needed)
 
     def makes_batch(self, stack: Stack) -> bool:
-        """Whether this stack is at work on the next batch."""
+        """Whether this stack makes the next batch."""
         return bool(self._batch) and not self._batch.isdisjoint(stack)
 
 
 def _later(stack: Stack, reference: Stack) -> bool:
-    """Both from the outermost line inwards: whether the first line in which they differ comes later in the first."""
+    """Whether `stack` is later in the same function where both first differ, from the outermost line inwards."""
     for (file, line, function), (its_file, its_line, its_function) in zip(stack, reference, strict=False):
         if (file, function) != (its_file, its_function) or line < its_line:
             return False
@@ -101,11 +100,11 @@ def _later(stack: Stack, reference: Stack) -> bool:
 
 
 def _batch_lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Spot]:
-    """From the innermost function outwards, as long as what is followed comes in as an argument.
+    """The lines that make a batch, from the innermost function outwards, as long as followed names are arguments.
 
     `needed` gets the lines of the model's work, too.
     """
-    wanted: set[str] = set()
+    needs: set[str] = set()
     for depth, user in enumerate(users_frames(frame)):
         tree = _tree(user.f_code.co_filename, code)
         scope = _scope(tree, user.f_code)
@@ -115,18 +114,18 @@ def _batch_lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Itera
         current = [s for s in statements if s.first <= user.f_lineno <= s.last]
         if not current:
             return
-        wanted = set().union(*(s.reads for s in current))
+        needs = set().union(*(s.reads for s in current))
         names = _Names(user)
-        chosen, wanted = _slice(statements, wanted, names)
+        made, needs = _slice(statements, needs, names)
         names.close()
-        chosen -= {line for s in current for line in range(s.first, s.last + 1)}
+        made -= {line for s in current for line in range(s.first, s.last + 1)}
         called = user.f_code.co_filename, user.f_code.co_qualname
-        for s in (*current, *(s for s in statements if not wanted.isdisjoint(s.gives))):
+        for s in (*current, *(s for s in statements if not needs.isdisjoint(s.gives))):
             needed.update((called[0], line, called[1]) for line in range(s.first, s.last + 1))
-        for line in chosen:
+        for line in made:
             yield user.f_code.co_filename, line, user.f_code.co_qualname
-        wanted &= set(_arguments(user.f_code))
-        if not wanted:
+        needs &= set(_arguments(user.f_code))
+        if not needs:
             return
 
 
@@ -138,7 +137,7 @@ def _arguments(code: CodeType) -> tuple[str, ...]:
 
 
 class Statement(Struct, frozen=True):
-    """What one statement, or the head of a compound one, reads and gives a value to."""
+    """The names that a statement, or the head of a compound one, reads and assigns (`gives`)."""
 
     first: int
     last: int
@@ -151,7 +150,7 @@ def _tree(file: str, code: str) -> ast.Module:
 
 
 def _scope(tree: ast.Module, code: CodeType) -> ast.AST | None:
-    """The body that runs as this code."""
+    """The syntax tree of this code object."""
     if code.co_name == "<module>":
         return tree
     return next(
@@ -173,7 +172,7 @@ def _statements(scope: ast.AST) -> Iterator[Statement]:
 
 
 def _statement(node: ast.stmt) -> Iterator[Statement]:
-    """Nothing of a statement in whose head nothing is given a value, unless it may change what it is called on."""
+    """The head of a statement, if it assigns something or may change the object whose method it calls."""
     if isinstance(node, ast.For | ast.AsyncFor):
         yield _of([node.iter, node.target], [node.target], [node.iter])
     elif isinstance(node, ast.With | ast.AsyncWith):
@@ -200,7 +199,7 @@ def _of(where: list[ast.AST], gives: list[Any], reads: list[Any]) -> Statement:
 
 
 def _target_names(target: ast.AST) -> Iterator[str]:
-    """The names that a target gives a value to, or a part of whose value it changes."""
+    """The names that a target assigns, or a part of whose value it assigns."""
     if isinstance(target, ast.Tuple | ast.List):
         for element in target.elts:
             yield from _target_names(element)
@@ -211,7 +210,7 @@ def _target_names(target: ast.AST) -> Iterator[str]:
 
 
 def _names(nodes: Iterable[ast.AST]) -> frozenset[str]:
-    """All that is read: `self.model` as one name, for its parts are nothing by themselves."""
+    """All names that are read; `self.model` is one name."""
     return frozenset(name for node in nodes for name in _read(node))
 
 
@@ -233,13 +232,13 @@ def _dotted(node: ast.AST) -> str:
     return ""
 
 
-# -- what is followed --------------------------------------------------------------------------------------------------
+# -- slicing -----------------------------------------------------------------------------------------------------------
 
 
-def _slice(statements: tuple[Statement, ...], wanted: set[str], names: _Names) -> tuple[set[int], set[str]]:
-    """The lines that make the data that these names depend on, and all names met on the way."""
+def _slice(statements: tuple[Statement, ...], needs: set[str], names: _Names) -> tuple[set[int], set[str]]:
+    """The lines that make the data on which these names depend, and all names on the way."""
     models = _of_models(statements, names)
-    visited, waiting = set[str](), set(wanted)
+    visited, waiting = set[str](), set(needs)
     lines, others = set[int](), set[int]()
     while waiting:
         name = waiting.pop()
@@ -256,7 +255,7 @@ def _slice(statements: tuple[Statement, ...], wanted: set[str], names: _Names) -
 
 
 def _of_models(statements: tuple[Statement, ...], names: _Names) -> set[Statement]:
-    """Statements that are part of the training itself: they touch a network, or what one has computed."""
+    """Statements that are part of the training itself: they use a network, or the result of one."""
     models: set[Statement] = set()
     tainted = {n for s in statements for n in s.reads | s.gives if names.trains(n)}
     while True:
@@ -268,17 +267,17 @@ def _of_models(statements: tuple[Statement, ...], names: _Names) -> set[Statemen
 
 
 class _Names:
-    """The values that names have in a frame, as long as this is open."""
+    """The values of names in a frame, until `close`."""
 
     def __init__(self, frame: FrameType) -> None:
         self._globals = frame.f_globals
         names: Any = frame.f_locals
-        self._locals: Any = names.data if isinstance(names, UserDict) else names  # it may note what the code reads
+        self._locals: Any = names.data if isinstance(names, UserDict) else names  # a UserDict may record reads
         self._is_copy = type(self._locals) is dict and self._locals is not frame.f_globals
 
     def close(self) -> None:
-        """Before Python 3.13 a frame keeps the copy that it has made, and with it the graph of a loss."""
-        if self._is_copy and sys.getrefcount(self._locals) <= 3:  # nobody else has asked for it
+        """Before Python 3.13 a frame keeps this copy of its locals, and with it the graph of a loss: empty it."""
+        if self._is_copy and sys.getrefcount(self._locals) <= 3:  # nobody else refers to it
             self._locals.clear()
         self._locals = self._globals = {}
 
@@ -293,7 +292,7 @@ class _Names:
 
 
 def _trains(value: Any, depth: int = 0) -> bool:
-    """Whether that is a network, an optimizer, a tensor that needs gradients, or a function that uses such a thing."""
+    """Whether that is a network, an optimizer, a tensor that needs gradients, or a function that uses one of these."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -321,5 +320,5 @@ def _used(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not given a value yet
+        except ValueError:  # not assigned yet
             continue

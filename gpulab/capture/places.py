@@ -1,6 +1,6 @@
-"""Which line of the user's own code a stack stands at, and how that line is called on screen.
+"""Finds the user's own lines in a stack, and names them as the user sees them.
 
-Only names and numbers are kept of a frame: no frame, no code object, nothing of the user's.
+Only names and numbers of a frame are stored, and no frame, code object or other object of the user's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Lines = tuple[int, int]  # first and last
 
 CELL = "cell"
 _LONGEST = 200  # characters of a line
-_LONGEST_SOURCE = 50_000  # lines: a longer one is not looked at
+_LONGEST_SOURCE = 50_000  # lines: a longer one is not parsed
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _COMPOUND = (*_LOOPS, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-AROUND = 4  # lines that are kept above one that takes long, and below it
+AROUND = 4  # lines of an excerpt above a line, and below it
 
 
 def users_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The user's own from this one outwards; what is outside of what runs the user's code is not profiled."""
+    """The user's own frames from this one outwards, up to the frame that runs the user's code."""
     while frame is not None and (owner := owners[frame.f_code.co_filename]) is not Owner.RUNNER:
         if owner is Owner.USER:
             yield frame
@@ -36,12 +36,12 @@ def users_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def users_stack(frame: FrameType | None) -> Stack:
-    """All lines of the user's from this frame outwards, the innermost first."""
+    """All of the user's lines from this frame outwards, innermost first."""
     return tuple(map(_spot_of, users_frames(frame)))
 
 
 def users_spot(frame: FrameType | None) -> Spot | None:
-    """The innermost line of the user's from this frame outwards; None where there is none."""
+    """The user's innermost line from this frame outwards; None without any."""
     return next(map(_spot_of, users_frames(frame)), None)
 
 
@@ -50,9 +50,10 @@ def _spot_of(frame: FrameType) -> Spot:
 
 
 class Naming:
-    """Makes a `Place` of each spot once the run is over.
+    """Makes a `Place` of each spot at the end of the run.
 
-    `code` is the profiled cell's text, below `above` lines (its magic) of the cell that the user sees: those count.
+    `code` is the text of the profiled cell. In the cell that the user sees, `above` lines (the magic) precede it, and
+    line numbers count these.
     """
 
     def __init__(self, code: str, above: int, step_lines: Iterable[Spot] = ()) -> None:
@@ -76,20 +77,20 @@ class Naming:
         return self._numbers[spot]
 
     def words(self, spot: Spot | None) -> str:
-        """The place in words, without keeping it; empty for none."""
+        """The place in words, without adding it to `places`; empty for none."""
         return "" if spot is None else str(self._place(*spot))
 
     def excerpt(self, spot: Spot) -> None:
-        """Keep the source around this line."""
+        """Record the source around this line."""
         file, line, _ = spot
-        shown, lines, above = self._source(file)
+        name, lines, above = self._source(file)
         first, last = max(1, line - AROUND), min(len(lines), line + AROUND)
         for number in range(first, last + 1):
-            self._excerpts[shown, number + above] = _cut(lines[number - 1].rstrip())
+            self._excerpts[name, number + above] = _cut(lines[number - 1].rstrip())
 
     @property
     def excerpts(self) -> tuple[Excerpt, ...]:
-        """What was kept, one for each stretch of lines."""
+        """The recorded source, one excerpt for each run of consecutive lines."""
         stretches: list[tuple[str, int, list[str]]] = []
         for (file, number), text in sorted(self._excerpts.items()):
             if not stretches or (stretches[-1][0], stretches[-1][1] + len(stretches[-1][2])) != (file, number):
@@ -99,16 +100,16 @@ class Naming:
 
     def _place(self, file: str, line: int, function: str) -> Place:
         function = "" if function.startswith("<") and "." not in function else function.replace("<locals>.", "")
-        shown, lines, above = self._source(file)
+        name, lines, above = self._source(file)
         units = tuple(
             Unit(first + above, last + above, _text(lines, first))
             for first, last in units_of(lines, line)
             if not any(at == file and first <= number <= last for at, number in self._step_lines)
         )
-        return Place(shown, line + above, function, _text(lines, line), units)
+        return Place(name, line + above, function, _text(lines, line), units)
 
     def _source(self, file: str) -> tuple[str, list[str], int]:
-        """The file as it is shown, its lines, and how many more stand above them where the user sees them."""
+        """The file's name for the user, its lines, and how many lines precede them where the user sees them."""
         if file == CELL_WITHOUT_IPYTHON:
             return CELL, self._code, 0
         lines = linecache.getlines(file)
@@ -129,9 +130,9 @@ def _cut(text: str) -> str:
 
 
 def _alike(compiled: list[str], code: list[str]) -> bool:
-    """Whether IPython has compiled this code as those lines: it drops empty ones above, and translates its own syntax.
+    """Whether IPython has compiled this code as those lines. It drops empty lines at the top and translates its syntax.
 
-    A cell has no other name that a run in a thread, of a panel or of a later call would know, too.
+    The text is the only mark of a cell that runs on a thread, from a panel or in a later call know as well.
     """
     a = [line.strip() for line in compiled[_blank(compiled) :]]
     b = [line.strip() for line in code[_blank(code) :]]
@@ -151,7 +152,7 @@ def _blank(lines: list[str]) -> int:
 
 
 def lines_above(code: str, source: str) -> int:
-    """How many lines stand above the code in the cell as the user sees it: its magic, and what is above that."""
+    """How many lines precede the code in the cell as the user sees it: its magic, and the lines above that."""
     if source != "cell":
         return 0
     ipython = sys.modules.get("IPython")
@@ -164,7 +165,7 @@ def lines_above(code: str, source: str) -> int:
 
 
 def units_of(lines: Sequence[str], line: int) -> tuple[Lines, ...]:
-    """What encloses this line within its function, the innermost first: its statement of several lines, and loops."""
+    """The units around this line within its function, innermost first: its statement of several lines, and loops."""
     if len(lines) > _LONGEST_SOURCE:
         return ()
     within = [unit for unit in _units("".join(_ended(lines))) if unit[0] <= line <= unit[1]]

@@ -1,10 +1,10 @@
-"""What torch records of a loop: a session of its profiler from one step boundary to another, and a GPU's timing events.
+"""Records a loop with torch: sessions of its profiler between step boundaries, and timing events of a GPU.
 
 The host may be hundreds of launches ahead of the GPU, so its own clock says little about a step. An event recorded at a
-boundary completes when the GPU has finished all that was launched before: the same definition of a step as in a trace
-(`timeline.launches`). The distance of two events is what the steps between them took; nothing waits for the GPU.
+boundary completes when the GPU has finished all earlier launches, which is how a trace defines a step too
+(`timeline.launches`). The time between two events is that of the steps between them, and nothing waits for the GPU.
 
-torch tells no number of events while it records, so what a session takes of memory is read off the process.
+torch does not tell the number of events while it records, so the memory of a session is estimated from the process's.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from gpulab.torch_hooks.patching import replaced
 from gpulab.trace.profiler_result import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
-# What torch 2.13 writes to fd 2 about a session of ours, the second line where the user's profiler has replaced it.
+# What torch 2.13 writes to fd 2 about a session of gpulab, the second line if the user's profiler has replaced it.
 _KINETO_LINE = re.compile(
     rb"^(?:USDT:.*profiler_(?:start|stop)|\[W.*disableProfiler called but no active profiling"
     rb"|ERROR: External init callback must run in same thread).*\n?",
     re.MULTILINE,
 )
 # CUPTI of CUDA 12.6u2–13.0 loses or corrupts the first kernels of a session, one more with each session of the process
-# (pytorch#192021): so many kernels of ours run before the first step, and one more for each earlier session.
+# (pytorch#192021). So that many dummy kernels run before the first step, and one more for each earlier session.
 SACRIFICED = 64
 TEARDOWN = "TEARDOWN_CUPTI"  # Kineto's: "1" takes CUPTI out of the process at the end of a session
 SAFE_TEARDOWN = "12.6"  # before, a process with CUDA graphs may crash at the next session (torch/profiler/profiler.py)
 UNKNOWN = -1.0  # ms between two events of a GPU
-_stays = False  # CUPTI, of a session that is over
-_sessions = 0  # of the profiler on a GPU that this process has begun through us
+_stays = False  # CUPTI has stayed attached after a session
+_sessions = 0  # of the profiler on a GPU that gpulab has begun in this process
 
 
 def stays() -> bool:
-    """Whether an earlier session has left CUPTI in this process, where it slows each CUDA call."""
+    """Whether CUPTI has stayed in this process after an earlier session, where it slows each CUDA call."""
     return _stays
 
 
@@ -59,13 +59,13 @@ class ProfilerUnavailable(Exception):
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine runs on this thread: when it returns it puts back the profiler's state of before."""
+    """Whether autograd's engine runs on this thread: on return it restores the profiler's earlier state."""
     torch = sys.modules.get("torch")
     return torch is not None and torch._C._current_graph_task_id() != -1
 
 
 class WindowRecording(Recording, frozen=True):
-    """A finished session, with the lines at which the training thread was seen meanwhile."""
+    """A finished session, with samples of the training thread's lines."""
 
     lines: StackSampler = field(default_factory=lambda: StackSampler(None, "training"))
 
@@ -91,7 +91,7 @@ class Window:
         return (time.perf_counter_ns() - self._began_ns) / 1e9
 
     def start(self) -> None:
-        """Begin recording. Raises ProfilerUnavailable where another profiler is active or torch refuses."""
+        """Begin to record. Raises ProfilerUnavailable where another profiler is active, or where torch raises."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -126,7 +126,7 @@ class Window:
         self.start_cost_ns = self._began_ns - before
 
     def _settle(self) -> None:
-        """The session has ended: remember whether CUPTI stays. The environment is as before."""
+        """The session has ended: remember whether CUPTI stays, and restore the environment."""
         global _stays
         if self._device_kind == "cuda":
             _stays = os.environ.get(TEARDOWN) != "1"  # torch itself forbids it where it is not safe
@@ -135,7 +135,7 @@ class Window:
             self._asks_teardown = False
 
     def _mark_clock(self) -> None:
-        """Leave a mark in the trace whose time we know, so that both clocks can be tied."""
+        """Write a mark of known time into the trace, to relate its clock to ours."""
         import torch
 
         for _ in range(3):  # the first call is slow
@@ -158,7 +158,7 @@ class Window:
             self._step = None
 
     def loader_begins(self) -> None:
-        """A DataLoader makes an iterator (and starts its workers): torch annotates only the batches after it."""
+        """A DataLoader makes an iterator and starts its workers; torch itself annotates only the batches after that."""
         import torch
 
         self._iterator = torch.profiler.record_function(ITERATOR_MARK)
@@ -170,7 +170,7 @@ class Window:
             self._iterator = None
 
     def stop(self) -> WindowRecording:
-        """End recording and hand over what was recorded. Never leaves the profiler running."""
+        """End the session and return its recording. The profiler is stopped in any case."""
         end_ns = time.perf_counter_ns()
         self.loader_ends()
         self.step_ends()
@@ -185,7 +185,7 @@ class Window:
 
 
 def _ask_teardown() -> bool:
-    """Ask Kineto to take CUPTI out of the process after a session, where that is safe and the user says nothing else.
+    """Ask Kineto to detach CUPTI after a session, where that is safe and the user has not set it otherwise.
 
     On an H100 with CUDA 13.0 a loop of launches took 69 to 76 % longer after a session, and 5 % longer after a teardown
     (benchmarks/results/gpu_first.json).
@@ -201,7 +201,7 @@ def _ask_teardown() -> bool:
 
 
 def _with_arguments() -> Any:
-    """Let Kineto's rows tell sizes of copies and occupancy; None where this PyTorch cannot (pytorch#161624)."""
+    """Have Kineto record sizes of copies and occupancy; None where this PyTorch cannot (pytorch#161624)."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
@@ -212,7 +212,7 @@ def _with_arguments() -> Any:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Without torch 2.11's warning that a session has no earlier events; `warnings` would forget what it has shown."""
+    """Suppress torch 2.11's warning about a session without earlier events, without touching `warnings`' own state."""
     from torch.profiler import profiler
 
     if not hasattr(profiler, "_warn_once"):  # an older PyTorch
@@ -223,8 +223,10 @@ def _unwarned() -> Iterator[None]:
 
 
 class _TorchWithoutInductor:
-    """`torch` as torch.profiler sees it while a session starts: asking it for `_inductor` imports that, which takes 1 s
-    and more, in the middle of the user's loop, and leaves 100,000 objects to the next garbage collection.
+    """Stands for `torch` in torch.profiler while a session starts, which looks up `_inductor`.
+
+    That would import it in the middle of the user's loop, which takes 1 s and more, and leaves 100,000 objects to the
+    next garbage collection.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -238,7 +240,7 @@ class _TorchWithoutInductor:
 
 @contextmanager
 def _without_inductor() -> Iterator[None]:
-    """Where nobody has imported it, nothing is compiled with it, and that is all the profiler wants to know."""
+    """Hide `torch._inductor` unless it is imported: the profiler only checks whether something is compiled with it."""
     from torch.profiler import profiler
 
     if "torch._inductor.config" in sys.modules:
@@ -249,15 +251,15 @@ def _without_inductor() -> Iterator[None]:
 
 
 def _end(profile: Any) -> None:
-    """End a session of the profiler, also after an error of the GPU that stays."""
+    """End a session of the profiler, also on a broken GPU."""
     with _quiet():
         gpus.lost()  # waits for the GPUs in use
-        profile.profiler.use_device = None  # its own waiting starts CUDA, and raises on a GPU whose error stays
+        profile.profiler.use_device = None  # its own waiting starts CUDA, and raises on a broken GPU
         profile.stop()
 
 
 def _sacrifice() -> None:
-    """Run the kernels that a session may lose, on each GPU in use, unseen by the user's modes."""
+    """Run dummy kernels that a session may lose, on each GPU in use, outside of the user's torch modes."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -273,10 +275,10 @@ def _sacrifice() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Kineto's lines about our own session out of the user's output; whatever else is written meanwhile passes.
+    """Keep Kineto's lines about our own session out of the user's output; all other output passes.
 
-    KINETO_LOG_LEVEL would not do: it is read once in a process, so it comes too late after a profiler of the user's,
-    and silences every later one.
+    KINETO_LOG_LEVEL would not do: it is read once per process, so that it would come too late after a profiler of the
+    user's, and silence every later one.
     """
     try:
         stderr = os.dup(2)
@@ -297,17 +299,16 @@ def _quiet() -> Iterator[None]:
 
 
 class StepEvents:
-    """One event for each mark, on the GPU and the stream on which the step's update ran; else on the current stream.
+    """Records one event for each mark, on the GPU and the stream of the step's update, else on the current stream.
 
-    Training thread only. Marks cost microseconds. Events that have completed are used again, so that there are as many
-    as the host is steps ahead. After an error of CUDA nothing more is recorded: the error belongs to the user's code,
-    which meets it too.
+    Only on the training thread. A mark costs microseconds. Completed events are reused, so that there are only as many
+    as the host is steps ahead. After an error of CUDA nothing more is recorded: the user's code gets the error, too.
     """
 
     def __init__(self) -> None:
-        self.index: int | None = None  # of the GPU; None: not known yet
+        self.index: int | None = None  # of the GPU; None: unknown so far
         self._stream: Any = None  # of the open step's update
-        self._tries = 0  # to find out which GPU is in use
+        self._tries = 0  # to find the GPU in use
         self._pending: deque[Any] = deque()
         self._unused: list[Any] = []
         self._latest: Any = None  # the newest event that has completed
@@ -316,11 +317,11 @@ class StepEvents:
         self._broken = False
 
     def updated(self, optimizer: Any) -> None:
-        """An optimizer has stepped: the step's events belong where its parameters are."""
+        """An optimizer has stepped: the step's events belong on the GPU of its parameters."""
         index = gpu_of(optimizer)
         if index is None or self._broken or gpus.in_graph_capture():
             return
-        if index != self.index:  # events of another GPU cannot be set against those to come
+        if index != self.index:  # events of two GPUs cannot be compared
             self._pending.clear()
             self._unused.clear()
             self._latest = None
@@ -329,7 +330,7 @@ class StepEvents:
         self._stream = sys.modules["torch"].cuda.current_stream(index)
 
     def mark(self, t_ns: int) -> None:
-        """A boundary is here, at `t_ns` of the host's clock."""
+        """Record a boundary, at `t_ns` of the host's clock."""
         if self._broken or gpus.in_graph_capture():
             return
         try:
@@ -340,9 +341,9 @@ class StepEvents:
             self._broken = True
 
     def finish(self, start_ns: Int64, end_ns: Int64) -> Int64:
-        """What each of these steps took on the GPU, in ns; -1 where a boundary has no event. Waits for the events.
+        """The time of each step on the GPU (ns); -1 where a boundary has no event. Waits for the events.
 
-        The columns are times of the host's clock, as they were marked. Empty where nothing was marked at all.
+        The columns are the host's times of the boundaries. Empty where nothing was marked at all.
         """
         if not self._host_ns:
             return np.empty(0, np.int64)
@@ -367,9 +368,9 @@ class StepEvents:
         return device_ns
 
     def _ready(self) -> bool:
-        """Whether it is known which GPU works: an event on any other would open a context there, or mean nothing.
+        """Whether the GPU in use is known: an event on another one would create a context there, or mean nothing.
 
-        Asking takes tens of microseconds, so it is done more and more seldom.
+        The query takes tens of microseconds, so it is made more and more rarely.
         """
         if self.index is None:
             self._tries += 1
@@ -406,12 +407,12 @@ def gpu_of(optimizer: Any) -> int | None:
 
 MIB = 1 << 20
 # An event of torch 2.13 takes 228 bytes while it is recorded, and 1.5 KiB more when the session ends. A core made
-# 400,000 of them a second, 90 MiB (small CPU operators, no gradients): what grows faster than this is the user's.
+# 400,000 of them per second, 90 MiB (small CPU operators, no gradients): faster growth is the user's own memory.
 EVENTS_BYTES_PER_S = 128 * MIB
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM; 0 where the system does not tell."""
+    """Resident memory of this process; 0 where the system does not tell."""
     import psutil
 
     with suppress(psutil.Error):
@@ -420,14 +421,14 @@ def resident_bytes() -> int:
 
 
 def return_free_memory() -> None:
-    """Let the system have what was freed: the C library keeps it otherwise, as it lies between small objects."""
+    """Return freed memory to the system; the C library keeps what lies between small objects."""
     if sys.platform == "linux":
-        with suppress(OSError, AttributeError):  # only the GNU library has it
+        with suppress(OSError, AttributeError):  # only the GNU library has this function
             ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 class SessionMemory:
-    """Of a session that begins now. `event_bytes`: about what its events take, by the last look."""
+    """The memory of a session that begins now. `event_bytes`: an estimate of its events', at the last check."""
 
     def __init__(self) -> None:
         self.event_bytes = 0
@@ -435,7 +436,7 @@ class SessionMemory:
         self._at_ns = perf_counter_ns()
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Look again, from one thread. Memory that comes or goes by leaps and bounds is that of tensors."""
+        """Check again, from one thread. Larger jumps of memory are tensors and do not count."""
         before, since_ns = self._resident_bytes, self._at_ns
         self._resident_bytes, self._at_ns = resident_bytes(), perf_counter_ns()
         growth = self._resident_bytes - before

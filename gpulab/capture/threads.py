@@ -1,17 +1,17 @@
-"""Which thread measures, and what reaches the main thread amid the user's code: SIGTERM, and a call after a time.
+"""Decides which thread measures, and interrupts the user's code on the main thread: at SIGTERM, and after a deadline.
 
 One thread measures at a time: torch has one profiler per process, and two trainings at once slow each other down.
 
-SIGTERM (`scancel`, a time limit, an eviction) first ends the run, then does what it would have done without gpulab.
-Whoever handles it in the user's code is asked after the run is written: a handler that was there before, or one that
-the code sets while it runs. Without one the process ends, by that signal.
+SIGTERM (`scancel`, a time limit, an eviction) first ends the run, then does what it would have done without gpulab. A
+handler of the user's code, set before the run or within it, is called after the run is stored. Without one the signal
+ends the process.
 
-Python calls a handler between two of its own instructions, and a rank that waits in a collective may never come to the
-next. So a thread hears the signal as well, by the wakeup descriptor, unless something else uses that.
+Python calls a handler between two bytecodes, and a rank that waits in a collective may never reach the next one. So a
+thread waits for the signal as well, at the wakeup descriptor, unless something else uses that.
 
-torch's profiler can only be stopped by the thread that started it, and pure tensor code gives no mark. CPython offers
-one way to have that thread call something without a signal, a trace function or an exception in the user's code: a
-pending call, which the main thread makes between two bytecodes. Code on another thread cannot be reached so.
+torch's profiler can only be stopped by the thread that started it, and pure tensor code makes no marks. CPython has one
+way to make that thread call something without a signal, a trace function or an exception in the user's code: a pending
+call, which the main thread makes between two bytecodes. Code on another thread cannot be reached in this way.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ BUSY = (
     "Two at once would slow each other down."
 )
 
-_owners: list[threading.Thread] = []  # for each run under way one entry; those alive are of one thread
+_owners: list[threading.Thread] = []  # one entry for each run under way; all living ones are the same thread
 _lock = threading.Lock()
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def begin_measuring() -> None:
-    """Begin to measure on this thread, also inside another run of it. Raises UsageError where another thread does."""
+    """Begin to measure on this thread, possibly within another run of it. Raises UsageError where another one does."""
     me = threading.current_thread()
     with _lock:
         _owners[:] = [owner for owner in _owners if owner.is_alive()]
@@ -63,7 +63,7 @@ def measures_here() -> bool:
 
 
 def end_measuring() -> None:
-    """The innermost run of this thread has ended; nothing where there is none."""
+    """The innermost run of this thread has ended. Does nothing without one."""
     with _lock:
         if measures_here():
             _owners.remove(threading.current_thread())
@@ -71,7 +71,7 @@ def end_measuring() -> None:
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """For all that runs inside. Raises UsageError."""
+    """Measure on this thread inside. Raises UsageError where another thread does."""
     begin_measuring()
     try:
         yield
@@ -83,7 +83,7 @@ def measuring() -> Iterator[None]:
 
 
 class StopRun(BaseException):
-    """Ends the user's code at a step boundary. No Exception, so that `except Exception` lets it pass."""
+    """Ends the user's code at a step boundary. It is no Exception, so that `except Exception` lets it pass."""
 
     def __init__(self, capture: object) -> None:
         super().__init__()
@@ -91,9 +91,9 @@ class StopRun(BaseException):
 
 
 def stop_behind(error: BaseException | None) -> StopRun | None:
-    """What ended the code: the error itself, or the StopRun in whose place it came.
+    """The StopRun that ended the code: the error itself, or one that it has replaced.
 
-    A library may clean up what was only half there when the run ended, and fail at it.
+    When the run ends, a library may fail while it cleans up something half-made.
     """
     while isinstance(error, Exception):
         error = error.__context__
@@ -101,7 +101,7 @@ def stop_behind(error: BaseException | None) -> StopRun | None:
 
 
 def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
-    """How code ended that raised this, and the error in words."""
+    """The outcome of code that raised this error, and the error in words."""
     stop = stop_behind(error)
     if error is None or error is stop:
         return ("completed" if error is None else "stopped"), ""
@@ -114,10 +114,10 @@ def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
 
 
 def inside_generator(outside: frozenset[FrameType]) -> bool:
-    """Whether a generator runs between the caller and the frames `outside`. What is raised here would end it.
+    """Whether a generator runs between the caller and the frames `outside`: an exception here would end it.
 
-    `batches = cycle(loader)` in one cell and `next(batches)` in the next is common, and so is a loader within `tqdm`:
-    a generator of an earlier cell that has ended gives nothing more.
+    `batches = cycle(loader)` in one cell and `next(batches)` in the next is common, and so is a loader within `tqdm`.
+    Such a generator of an earlier cell would yield nothing more.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame not in outside:
@@ -131,37 +131,37 @@ def inside_generator(outside: frozenset[FrameType]) -> bool:
 
 SIGNAL = signal.SIGTERM
 WORDS = "SIGTERM"
-# So long a step may take to its end: half of what Slurm (KillWait), Kubernetes and torchrun wait before SIGKILL.
+# How long the current step may go on: half of what Slurm (KillWait), Kubernetes and torchrun wait before SIGKILL.
 GRACE_S = 15.0
-ANSWER_S = 2.0  # within so long Python has called a handler, if it can
+ANSWER_S = 2.0  # by then Python has called a handler, if it can
 _SET, _GET = signal.signal, signal.getsignal
-RETRY_S = 0.1  # of a call when a time has passed
-_END = b"\0"  # to our own thread; every other byte is the number of a signal
+RETRY_S = 0.1  # between tries of a deadline's call
+_END = b"\0"  # ends gpulab's own thread; every other byte is the number of a signal
 
 
 class Terminations:
-    """Of one run, on the main thread only. `soon` is called at the first signal, `at_once` at the next.
+    """Handles SIGTERM during a run, on the main thread. `soon` is called at the first signal, `at_once` at the next.
 
-    `heard` is called at once on a thread of ours, and again when no step has come for `GRACE_S`. Then the process is
-    sent another signal; where it cannot answer and nobody handles the signal, it ends as it would have without gpulab.
+    `notify` is called at once on another thread, and again when no step has ended for `GRACE_S`. Then the process gets
+    another signal; if it does not react and nobody handles the signal, it ends as it would have without gpulab.
     """
 
     def __init__(
-        self, soon: Callable[[], None], at_once: Callable[[], None], heard: Callable[[], None] = lambda: None
+        self, soon: Callable[[], None], at_once: Callable[[], None], notify: Callable[[], None] = lambda: None
     ) -> None:
         self._soon = soon
         self._at_once = at_once
-        self._heard = heard
+        self._notify = notify
         self._theirs: Any = None
         self._functions: tuple[Any, Any] = (_SET, _GET)  # as they were before
         self._begun = False
         self._pipe: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
-        self._patient = threading.Event()  # no step is waited for any more
+        self._patient = threading.Event()  # the run is being finished
         self.count = 0  # of signals
 
     def begin(self) -> None:
-        """Listen. Does nothing on another thread, or where the process takes no notice of the signal."""
+        """Handle the signal. Does nothing on another thread, or where the process ignores the signal."""
         if threading.current_thread() is not threading.main_thread():
             return
         theirs = _GET(SIGNAL)
@@ -175,7 +175,7 @@ class Terminations:
         _listening.append(weakref.ref(self))
 
     def end(self) -> None:
-        """Everything is as the user's code left it. May be called twice."""
+        """Restore the handlers of the user's code. May be called twice."""
         if not self._begun:
             return
         self._begun = False
@@ -187,11 +187,11 @@ class Terminations:
         _listening[:] = [ref for ref in _listening if ref() not in (None, self)]
 
     def be_patient(self) -> None:
-        """The run is being finished, which may take long: the process is not to be ended meanwhile."""
+        """The run is being finished, which may take long: do not end the process meanwhile."""
         self._patient.set()
 
     def deliver(self) -> None:
-        """After `end`: what the signal does without gpulab. Does nothing where none came."""
+        """After `end`: send the signal again, for its effect without gpulab. Does nothing where none came."""
         count, self.count = self.count, 0
         if count:
             os.kill(os.getpid(), SIGNAL)
@@ -214,7 +214,7 @@ class Terminations:
             signal.set_wakeup_fd(before)
             self._close_pipe()
             return
-        self._thread = threading.Thread(target=self._hear, args=(reads,), name="gpulab-terminations", daemon=True)
+        self._thread = threading.Thread(target=self._await, args=(reads,), name="gpulab-terminations", daemon=True)
         self._thread.start()
 
     def _listen_no_more(self) -> None:
@@ -236,19 +236,19 @@ class Terminations:
         for end in pipe or ():
             os.close(end)
 
-    def _hear(self, pipe: int) -> None:
-        """On our thread: every signal for which Python has a handler."""
+    def _await(self, pipe: int) -> None:
+        """Wait for signals, on gpulab's own thread."""
         while (numbers := os.read(pipe, 64)) and _END not in numbers:
             if int(SIGNAL) not in numbers or self._theirs is signal.SIG_IGN:
                 continue
-            self._heard()
+            self._notify()
             if not self._patient.wait(GRACE_S):
                 self._overdue()
             return
 
     def _overdue(self) -> None:
-        """No step has come."""
-        self._heard()
+        """No step has ended in time."""
+        self._notify()
         count, until_s = self.count, time.monotonic() + ANSWER_S
         os.kill(os.getpid(), SIGNAL)
         while time.monotonic() < until_s:
@@ -256,13 +256,13 @@ class Terminations:
                 return  # the run is being written
             time.sleep(0.05)
         if self._theirs == signal.SIG_DFL and not self._patient.is_set():
-            ctypes.CDLL(None).signal(int(SIGNAL), ctypes.c_void_p(None))  # Python's is for the main thread only
+            ctypes.CDLL(None).signal(int(SIGNAL), ctypes.c_void_p(None))  # Python's own works on the main thread only
             os.kill(os.getpid(), SIGNAL)
 
     # -- signals as the user's code sees them ----------------------------------------------------------------------
 
     def _signal(self, number: int, handler: Any) -> Any:
-        """The user's code sets a handler: it is called when the run is written."""
+        """In place of `signal.signal`: a handler that the user's code sets is called once the run is stored."""
         allowed = callable(handler) or handler in (signal.SIG_DFL, signal.SIG_IGN)
         ours = number == SIGNAL and self._begun and _GET(SIGNAL) == self._handle
         if not (ours and allowed and threading.current_thread() is threading.main_thread()):
@@ -279,7 +279,7 @@ _listening: list[weakref.ref[Terminations]] = []
 
 
 def _forget_all() -> None:
-    """In a forked child, a worker of a DataLoader for one: it is no run."""
+    """In a forked child, such as a DataLoader worker, no run is measured."""
     for ref in reversed(_listening):
         if (terminations := ref()) is not None:
             terminations.end()
@@ -290,12 +290,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Deadline:
-    """Ends something on the main thread after a time, also where the user's code gives no mark.
+    """Calls something on the main thread after a time, also where the user's code makes no marks.
 
-    From `after_s` on, or once `full` says so, calls `due` on the main thread, again and again until it is cancelled.
-
-    Never within a call of gpulab's own, whose state `due` may change: there it tries again a little later. Started on
-    another thread than the main one, it calls `otherwise` once instead, on a third.
+    From `after_s` on, or once `full` says so, it calls `due` on the main thread, again and again until it is cancelled.
+    It never interrupts gpulab's own code, whose state `due` may change, but tries again a little later. Made on another
+    thread than the main one, it calls `otherwise` once instead, on a thread of its own.
     """
 
     def __init__(
@@ -324,7 +323,7 @@ class Deadline:
                 self._thread.start()
 
     def cancel(self) -> None:
-        """Call no more, leave no thread. Not from `otherwise`."""
+        """Stop calling, and end the thread. Not to be called from `otherwise`."""
         self._over.set()
         with self._turn:
             runs = self._thread.is_alive()
@@ -355,7 +354,7 @@ _waiting: set[_Knock] = set()  # the interpreter keeps no reference of its own
 
 
 class _Knock:
-    """The main thread asks for its truth between two bytecodes. What is raised meanwhile, an interrupt, it raises."""
+    """An object whose truth value the main thread takes between two bytecodes, where exceptions (an interrupt) pass."""
 
     def __init__(self, task: Callable[[], None]) -> None:
         self._task = task
@@ -367,10 +366,10 @@ class _Knock:
 
 
 def _on_main_thread(task: Callable[[], None]) -> bool:
-    """Whether the main thread will call `task` soon. PyObject_IsTrue has the signature of a pending call."""
+    """Have the main thread call `task` soon; False where its queue is full."""
     add = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object)(
-        ("Py_AddPendingCall", ctypes.pythonapi)  # a prototype of our own: nobody else's is changed
-    )
+        ("Py_AddPendingCall", ctypes.pythonapi)  # a prototype of its own, which changes nobody else's
+    )  # PyObject_IsTrue has the signature of a pending call
     knock = _Knock(task)
     _waiting.add(knock)
     if add(ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p), knock) == 0:

@@ -1,4 +1,4 @@
-"""When a run warms up, measures and profiles: its windows, planned and moved step by step, and the recording kept."""
+"""Plans when a run warms up, measures and profiles, and opens and closes its profiler windows accordingly."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from gpulab.tape.marks import NEVER
 
 BREAKDOWN = "step breakdown, operators and kernels"
 NO_STEP = "no step was found to profile; mark steps with gpulab.step(), or add --whole to trace from the start"
-UNBOUNDED = 1.5  # times its limit: from there on the record says that a window could not be ended
+UNBOUNDED = 1.5  # times its limit: a longer window could not be ended, which the record says
 WARMUP = 3  # definitions.md, "Honest comparison"
 MEASURED = 12
 TRACED = 5
 EARLY_TRACED = 2
-SECOND_WINDOW_AT = 40  # a run of unknown length that lives this long gets a full window in place of its early one
-ROOM_FOR_TWO = 20  # an epoch this long has measured steps left between an early window and a full one
-TRACE_LIMIT_S = 3.0  # the window ends at the next boundary after this long
-TRACE_HARD_LIMIT_S = 30.0  # and within a step after this long
+SECOND_WINDOW_AT = 40  # steps: a run of unknown length that gets so far has a full window in place of its early one
+ROOM_FOR_TWO = 20  # steps of an epoch that has room for measured steps between an early window and a full one
+TRACE_LIMIT_S = 3.0  # then the window ends at the next boundary
+TRACE_HARD_LIMIT_S = 30.0  # then it ends within a step
 TRACE_EVENT_LIMIT = 1_000_000
-# Of what it records, 150,000 events, which with what its end takes are 250 MiB. On a GPU each operator has three rows,
-# and CUPTI has buffers of its own.
+# 32 MiB are 150,000 events, which need 250 MiB at the end of the session. On a GPU each operator has three rows, and
+# CUPTI has buffers of its own.
 TRACE_LIMIT_BYTES, GPU_TRACE_LIMIT_BYTES = 32 * MIB, 128 * MIB
-# CUPTI may stay after a session and slow CUDA calls as long as the process lives (pitfalls.md, "torch.profiler"), so on
-# a GPU so many steps are measured before the first one: at least, and where an epoch is long.
+# CUPTI may stay after a session and slow CUDA calls as long as the process lives (pitfalls.md, "torch.profiler"). So on
+# a GPU at least that many steps are measured before the first session, and at most that many where an epoch is long.
 GPU_MEASURED, GPU_MOST_MEASURED = 8, 30
-GPU_FEWEST_MEASURED = 3  # where steps are long: so many have to do after `GPU_PATIENCE_S`
+GPU_FEWEST_MEASURED = 3  # steps that suffice after `GPU_PATIENCE_S`, where steps are long
 GPU_PATIENCE_S = 10.0
 # The profiler waits for the GPU before it starts, so a window's first step finds an empty queue: it does not count.
 GPU_LEAD_IN = 1
-TRACE_STEPLESS_LIMIT_S = 10.0  # of code without steps, where nothing else bounds it: at 100,000 events a second
+TRACE_STEPLESS_LIMIT_S = 10.0  # for code without steps, where nothing else bounds it: at 100,000 events per second
 
 _PROFILER = re.compile(
     r"profiler\.(profile|emit_nvtx|emit_itt)\s*\("
@@ -60,11 +60,11 @@ _PROFILES_ITSELF = "your code uses torch's profiler itself, and only one can be 
 
 
 class Phases:
-    """Opens and closes profiler windows while steps are counted, on the training thread.
+    """Opens and closes profiler windows as steps end, on the training thread.
 
     `new_window` makes a profiler session. When a window has lasted long and no step ends it, `overdue` is called on the
-    main thread; `unreachable`, on a thread of ours, where the training does not run on the main one. Methods that
-    return a bool say whether they started or stopped the profiler: that time belongs to no step.
+    main thread, or `unreachable`, on another thread, where the training does not run on the main one. Methods that
+    return a bool tell whether they started or stopped the profiler: that time belongs to no step.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class Phases:
         self._settings = settings
         self._new_window = new_window
         self._overdue, self._unreachable = overdue, unreachable
-        self._no_profiler = _PROFILES_ITSELF if _PROFILER.search(code) else None  # why the profiler cannot run at all
-        self._obstacle: str | None = None  # why it could not at some time
+        self._no_profiler = _PROFILES_ITSELF if _PROFILER.search(code) else None  # why the profiler can never run
+        self._obstacle: str | None = None  # why it could not run at some time
         self._on_gpu = on_gpu
         self._warm_s: float | None = None  # when the warm-up was over
         self._schedule = plan(settings, settings.steps, certain=False, on_gpu=on_gpu)
         self._window: Window | None = None
         self._planned: PlannedWindow | None = None  # None while the whole code is profiled
-        self._postponed: PlannedWindow | None = None  # it was due, and the profiler must not be touched just then
+        self._postponed: PlannedWindow | None = None  # it was due when the profiler could not be started
         self._deadline: Deadline | None = None
         self._memory: SessionMemory | None = None  # of the newest window
         self._limit_bytes = GPU_TRACE_LIMIT_BYTES if on_gpu else TRACE_LIMIT_BYTES
         self._whole = False
         self._done = 0  # complete steps
         self.epoch_steps: int | None = None  # as far as its loader knows
-        self.unchanged_until = 0  # complete steps: before so many there is nothing to do here
+        self.unchanged_until = 0  # the number of complete steps before which there is nothing to do here
         self._deviations: list[Choice] = []
         self.recording: WindowRecording | None = None  # the one that is kept
         self.traced: tuple[int, ...] = ()  # steps that may lie wholly inside it
@@ -110,7 +110,7 @@ class Phases:
 
     @property
     def profiled(self) -> bool:
-        """Whether a recording is kept and no window is open: what runs now is not profiled."""
+        """Whether there is a recording and no open window."""
         return self.recording is not None and self._window is None
 
     @property
@@ -120,13 +120,13 @@ class Phases:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What was planned and why, and what could not be kept to."""
+        """The plan with its reasons, and deviations from it."""
         return (*self._schedule.choices, *self._deviations)
 
     # -- what happens in the loop --------------------------------------------------------------------------------
 
     def expect(self, epoch_steps: int | None) -> None:
-        """An epoch has so many steps, as far as its loader knows. `--steps` is certain where one epoch has them."""
+        """An epoch has that many steps, as its loader says. `--steps` is certain if it fits into one epoch."""
         self.epoch_steps, steps_wanted = epoch_steps, self._settings.steps
         certain = steps_wanted is not None and epoch_steps is not None and steps_wanted <= epoch_steps
         total = steps_wanted or epoch_steps
@@ -139,18 +139,18 @@ class Phases:
             self._whole = self._start(TRACE_STEPLESS_LIMIT_S)
 
     def advance(self, done: int) -> bool:
-        """`done` steps are complete: go on with the open window, or end it."""
+        """`done` steps are complete: continue the open window, or end it."""
         self._done = done
         if self._window is not None and not _can_switch_profiler():
             return False
-        if self._whole and not self._settings.whole:  # steps were found: the trace from the first call is of no use
+        if self._whole and not self._settings.whole:  # there are steps: the trace from the first call is of no use
             self._whole = False
             self._discard()
             return True
         return self._window is not None and self._continue(done)
 
     def begin(self, before: int, done: int) -> bool:
-        """Open the window that is due now that `done` steps are complete (`before` at the last look), if one is."""
+        """Open the window that is due, if any, at `done` complete steps (`before` at the last call)."""
         planned = self._due(before, done) if self._window is None else None
         self._postponed = planned if planned is not None and not _can_switch_profiler() else None
         if planned is None or not self._start(TRACE_HARD_LIMIT_S):
@@ -159,7 +159,7 @@ class Phases:
         return True
 
     def _due(self, before: int, done: int) -> PlannedWindow | None:
-        """The window that is due; the first one also where steps take so long that it would come late."""
+        """The window that is due; the first one also earlier, where long steps would make it late."""
         planned = self._schedule.window_at(before, done) or self._postponed
         if self._warm_s is None and done >= self._schedule.warmup:
             self._warm_s = perf_counter()
@@ -169,7 +169,7 @@ class Phases:
         return planned
 
     def next_phase(self) -> Phase:
-        """In which phase the next step runs."""
+        """The phase of the next step."""
         waits = self._postponed is not None or self._schedule.sooner_after < NEVER
         idle = self._window is None and not self._whole and not (waits and self.recording is None)
         self.unchanged_until = self._schedule.next_change(self._done) if idle else 0
@@ -183,7 +183,7 @@ class Phases:
         return Phase.MEASURED
 
     def step_begins(self) -> None:
-        """The next step begins now: annotate it, where steps are profiled."""
+        """The next step begins: annotate it, where steps are profiled."""
         if self._window is not None and self._planned is not None:
             self._window.step_begins(self._done + 1)
 
@@ -196,7 +196,7 @@ class Phases:
             self._window.loader_ends()
 
     def end_overdue(self, *, stepless: bool) -> bool:
-        """End a window that has lasted too long. `stepless`: nothing that makes steps was seen so far."""
+        """End a window that is too long or too large. `stepless`: nothing that makes steps has happened so far."""
         if self._window is None or not _can_switch_profiler():
             return False
         limit_s, why = self._limit(stepless)
@@ -208,7 +208,7 @@ class Phases:
         return True
 
     def begin_again(self) -> None:
-        """Steps counted so far were none (evaluation before training): everything starts over."""
+        """The steps so far were evaluation before the training: everything starts over."""
         self._done = self.unchanged_until = 0
         self._discard()
 
@@ -227,7 +227,7 @@ class Phases:
         self._end(self._complete())
 
     def abandon(self) -> None:
-        """Stop the profiler, whatever it says: something of ours has failed."""
+        """Stop the profiler and ignore its errors, after a fault of gpulab."""
         window, self._window = self._window, None
         with suppress(Exception):
             if self._deadline is not None:
@@ -236,7 +236,7 @@ class Phases:
                 window.stop()
 
     def timeline(self, origin_ns: int, step_count: int) -> Timeline | None:
-        """The kept recording, on the run's clock; None where there is none, which `missing` then explains."""
+        """The recording, on the run's clock; None without one, which `missing` then explains."""
         if self.recording is None:
             if self._settings.trace:
                 none = f"the run ended after {step_count} steps, before the traced window" if step_count else NO_STEP
@@ -276,7 +276,7 @@ class Phases:
         return True
 
     def _continue(self, done: int) -> bool:
-        """One more profiled step is complete: go on, or end the window."""
+        """Another profiled step is complete: continue the window, or end it."""
         assert self._window is not None
         if self._planned is None:
             return self.end_overdue(stepless=False)
@@ -291,7 +291,7 @@ class Phases:
         return True
 
     def _limit(self, stepless: bool) -> tuple[float, str]:
-        """How long the open window may last, in s, and what to say where it did."""
+        """How long the open window may last (s), and the words for a window that reached that limit."""
         if self._planned is not None:
             return TRACE_HARD_LIMIT_S, f"one step ran longer than {TRACE_HARD_LIMIT_S:g} s"
         limit_s = TRACE_STEPLESS_LIMIT_S if stepless else TRACE_HARD_LIMIT_S
@@ -299,18 +299,18 @@ class Phases:
         return limit_s, f"{what} is traced for {limit_s:g} s at most"
 
     def _complete(self) -> tuple[int, ...]:
-        """The steps complete in a window that is cut short."""
+        """The complete steps of a window that is cut short."""
         assert self._window is not None
         begun = range(1, self._done + 1) if self._whole else (n for n, _ in self._window.marks)
         return self._without_lead_in([n for n in begun if n <= self._done])
 
     def _without_lead_in(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """The steps that count; without any, those that lead in."""
+        """The steps after the lead-in; if there are none, the lead-in itself."""
         lead_in = self._planned.lead_in if self._planned is not None else 0
         return tuple(numbers[lead_in:] or numbers)
 
     def _end(self, traced: tuple[int, ...], truncated: str | None = None) -> None:
-        """Stop the profiler. A window in which no step is whole is kept only where nothing better can come or is."""
+        """Stop the profiler. A window without a whole step only counts if there is no better one, nor will be."""
         window, self._window, self._planned = self._window, None, None
         assert window is not None and self._deadline is not None
         self._deadline.cancel()
@@ -322,7 +322,7 @@ class Phases:
         self._return_memory()
 
     def _discard(self) -> None:
-        """Nothing recorded so far counts."""
+        """Drop everything recorded so far."""
         if self._window is not None:
             self._end(())
         self.recording, self.traced, self.truncated = None, (), None
@@ -330,7 +330,7 @@ class Phases:
 
     def _return_memory(self) -> None:
         if self._memory is not None and self._memory.event_bytes > self._limit_bytes // 4:
-            return_free_memory()  # of less it costs more than it brings
+            return_free_memory()  # for less memory that would not pay
 
     def _add_missing(self, reason: str) -> None:
         self.missing.append(Missing(BREAKDOWN, reason, key="breakdown"))
@@ -342,7 +342,7 @@ def _can_switch_profiler() -> bool:
 
 
 class PlannedWindow(Struct, frozen=True):
-    """Profile `length` steps after `after` completed steps, and `lead_in` before those, which do not count."""
+    """Profile `lead_in` steps, which do not count, and then `length` steps, after `after` complete steps."""
 
     after: int
     length: int
@@ -350,19 +350,19 @@ class PlannedWindow(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    """The phases of one run: `warmup` steps dropped, windows profiled, everything else measured."""
+    """The phases of one run: `warmup` steps are dropped, windows are profiled, everything else is measured."""
 
     warmup: int
     windows: tuple[PlannedWindow, ...]
     choices: tuple[Choice, ...]
-    sooner_after: int = NEVER  # steps: on a GPU the first window need not come later where they take long
+    sooner_after: int = NEVER  # steps after which the first window on a GPU may begin where steps are long
 
     def window_at(self, before: int, completed: int) -> PlannedWindow | None:
-        """The window that begins now that `completed` steps are done, where it was `before` at the last look."""
+        """The window that begins at `completed` steps, which were `before` at the last call."""
         return next((w for w in reversed(self.windows) if before < w.after <= completed), None)
 
     def next_change(self, completed: int) -> int:
-        """No phase ends and no window begins before so many steps are done."""
+        """The number of steps at which the next phase ends or window begins."""
         return min((n for n in (self.warmup, *(w.after for w in self.windows)) if n > completed), default=NEVER)
 
 

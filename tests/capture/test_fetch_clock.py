@@ -24,7 +24,7 @@ from torch.utils.data._utils import pin_memory
 import gpulab
 from gpulab.capture import batch_clock, fetch_clock, hooks
 from gpulab.capture import fetch_clock as loading_worker
-from gpulab.capture.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, FetchClock, Pace
+from gpulab.capture.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, FetchClock, FetchPace
 from gpulab.capture.loading_rows import Rows, SharedRows, batches_of
 from gpulab.knobs.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
@@ -140,15 +140,15 @@ def test_every_fourth_batch_of_short_items_times_transforms(
 
 @given(st.integers(50_000, 50_000_000), st.integers(5_000, 100_000))
 def test_later_batches_are_timed_within_the_budget(between_ns: int, own_ns: int) -> None:
-    pace, now_ns, timed, stands_for = Pace(), 0, [], 0
+    pace, now_ns, timed, stands_for = FetchPace(), 0, [], 0
     for i in range(40_000):
         now_ns += between_ns
-        if pace.left:
-            pace.left -= 1
+        if pace.skip:
+            pace.skip -= 1
             continue
         stands_for += pace.distance
         timed.append(i)
-        pace.timed(own_ns, now_ns)
+        pace.add(own_ns, now_ns)
     assert timed[:FIRST] == list(range(FIRST)) and stands_for == timed[-1] + 1
     later = len(timed) - FIRST
     assert later * DISTURBANCE * own_ns <= 1.3 * BUDGET * now_ns or DISTURBANCE * own_ns > 40_000 * BUDGET * between_ns
@@ -157,12 +157,12 @@ def test_later_batches_are_timed_within_the_budget(between_ns: int, own_ns: int)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_row_stands_for_the_batches_that_were_not_timed(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def every_fifth_after_four(pace: Pace, own_ns: int, now_ns: int) -> None:
+    def every_fifth_after_four(pace: FetchPace, own_ns: int, now_ns: int) -> None:
         pace._timed += 1
         if pace._timed >= 4:
-            pace.distance, pace.left = 5, 4
+            pace.distance, pace.skip = 5, 4
 
-    monkeypatch.setattr(Pace, "timed", every_fifth_after_four)
+    monkeypatch.setattr(FetchPace, "add", every_fifth_after_four)
     run, had = trained(DataLoader(Planted(800), batch_size=2, num_workers=workers), epochs=2)
     b = timed(run)
     assert len(had) == 800 and torch.cat(had)[:800, 0].tolist() == list(range(800))
@@ -443,7 +443,7 @@ def test_rows_are_the_newest_in_shared_memory_too(most: int, values: list[int], 
 def timed_here() -> tuple[Any, FetchClock]:
     """An iterator, and the clock of its next batch."""
     loader: Any = iter(DataLoader(Planted(8), batch_size=4))
-    clock = FetchClock(loader._dataset_fetcher, loader._dataset, Pace(), ComputeThreads())
+    clock = FetchClock(loader._dataset_fetcher, loader._dataset, FetchPace(), ComputeThreads())
     clock.put_in()
     return loader, clock
 
