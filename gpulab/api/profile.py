@@ -72,7 +72,7 @@ class profile:
         keeps_trace: Callable[[Run], bool] = lambda run: True,
         progress_of: str = "",
     ) -> None:
-        knobs = {} if execution is None else execution.arm.shown
+        knobs = {} if execution is None else execution.arm.texts
         asked = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, knobs)
         check(asked)
         self.settings = replace(asked, steps=at_most(asked.steps, QUICK_RUN_STEPS))

@@ -389,9 +389,9 @@ class BenchSession:
         return arm
 
     def _row_for(self, arm: Arm, kind: Kind) -> Row:
-        row = self.bench.of(arm.shown)
+        row = self.bench.of(arm.texts)
         if row is None:
-            return Row(new_id(), arm.shown)
+            return Row(new_id(), arm.texts)
         return replace(row, blocks=(), speed=None, failure="") if kind == "again" or row.failure else row
 
     def _climb_job(self, from_click: bool) -> _Job:

@@ -44,7 +44,7 @@ class ArmState(Struct):
     def side(self) -> Side:
         """What was measured of it so far."""
         full_run = self.full_run
-        side = Side(self.arm.label, self.arm.shown, None, tuple(self.blocks), failure=self.failure)
+        side = Side(self.arm.label, self.arm.texts, None, tuple(self.blocks), failure=self.failure)
         side = replace(side, seed_losses=tuple(self.seed_losses), prediction=self.prediction)
         if full_run is None:
             return side

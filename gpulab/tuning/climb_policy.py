@@ -7,11 +7,11 @@ the training stays the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeGuard
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding
@@ -24,12 +24,13 @@ from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
-from gpulab.tuning.climb_record import Outcome, Passed
+from gpulab.tuning.climb_record import Outcome, Skip
 from gpulab.tuning.plan import SCREENING_TURNS, Arm
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
+WITHOUT = "left out as asked (--without)"
 NUMBERS_SCREENED = 2  # values of a knob that is a number: the likeliest is now and then one too many
 CLEARLY = 1.1  # times the time of a step: so much slower in one pair of short blocks is slower
 _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured
@@ -37,8 +38,8 @@ _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be oth
 Predict = Callable[[Mapping[str, str]], Prediction]
 
 
-class Tried(Struct, frozen=True):
-    """A try of before: what was set on top of which settings, and what came of it: time of a step over before."""
+class Trial(Struct, frozen=True):
+    """An earlier attempt: what was set on top of which settings, what came of it, and the ratio of times."""
 
     settings: Mapping[str, Plain]
     base: Mapping[str, Plain]
@@ -47,12 +48,12 @@ class Tried(Struct, frozen=True):
 
 
 class ClimbState(Struct, frozen=True):
-    """Where the climb stands. `observation`: of the baseline; `facts`: of the cell with all that is kept."""
+    """Where the climb stands. `observation`: of the baseline; `facts`: of the cell with all settings of `base`."""
 
     facts: Facts
     observation: Observation
-    kept: Mapping[str, Plain]
-    tried: Sequence[Tried] = ()
+    base: Mapping[str, Plain]  # that earlier attempts proved faster
+    trials: Sequence[Trial] = ()
     cores: float = 1.0  # that this process may use
     without: frozenset[str] = frozenset()
     allow: frozenset[str] = frozenset()
@@ -62,93 +63,120 @@ class Candidate(Struct, frozen=True):
     """A setting worth a try. `gain_us`: of a step, predicted, else the most that its finding could give back."""
 
     settings: Mapping[str, Plain]
-    finding: Finding | None  # None: none names it, earlier blocks of it looked faster
+    finding: Finding | None  # None: no finding proposes it, earlier blocks of it looked faster
     prediction: Prediction | None
     gain_us: float
-    back: tuple[str, ...] = ()  # kept knobs that it sets back to the baseline
+    back: tuple[str, ...] = ()  # knobs of the base that it sets back to the baseline
 
     @property
     def slow_to_prepare(self) -> bool:
         """Whether a short block of it would show nothing but its preparation."""
         return any(name in KNOBS and KNOBS[name].slow_to_prepare for name in self.settings)
 
-    def on_top_of(self, kept: Mapping[str, Plain]) -> Arm:
-        """All settings of the try; what was kept first, in the order of the climb."""
-        old = {name: value for name, value in kept.items() if name not in self.settings}
+    def on_top_of(self, base: Mapping[str, Plain]) -> Arm:
+        """All settings of the try; those of the base first, in the order of the climb."""
+        old = {name: value for name, value in base.items() if name not in self.settings}
         return Arm({**old, **{name: value for name, value in self.settings.items() if name not in self.back}})
 
 
-class _Sorted(Struct):
-    able: list[Candidate] = field(default_factory=list)
-    passed: list[Passed] = field(default_factory=list)
-
-    def pass_over(self, label: str, why: str) -> None:
-        if label not in (p.label for p in self.passed):
-            self.passed.append(Passed(label, why.rstrip(".")))
+Proposal = Candidate | Skip | None
 
 
-def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Passed]]:
-    """What to try, the most promising first, and what will not be tried and why.
+def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Skip]]:
+    """What to try, the most promising first, and what to skip, with the reason.
 
-    First what the findings themselves name, by the time that it would give back; where nothing of that is left, other
-    knobs against the same causes; then findings that had to wait for another, against which nothing is left.
-    `predict` predicts a setting on top of the facts of the state.
+    First what the findings themselves propose, by the time that it would give back; where nothing of that is left,
+    other knobs against the same causes; then findings that wait for another, against which nothing is left. `predict`
+    predicts a setting on top of the facts of the state.
     """
-    chosen = _Sorted()
     keys = {finding.key for finding in diagnosis.findings}
-    first = [f for f in diagnosis.findings if not keys & set(f.only_after)]
-    for findings in (first, [f for f in diagnosis.findings if f not in first]):
-        for finding in findings:
-            if finding.settings:
-                _consider(_parsed(finding, chosen), finding, state, predict, chosen, named=True)
-        for finding in () if chosen.able else findings:
-            for knob in knobs_against(finding.key):
-                value = next(_next_values(knob, state), None)
-                if value is not None:
-                    _consider({knob.name: value}, finding, state, predict, chosen, named=False)
-        if chosen.able:
-            break
-    chosen.able.sort(key=lambda candidate: -candidate.gain_us)
-    return chosen.able, chosen.passed
+    first = [finding for finding in diagnosis.findings if not keys & set(finding.only_after)]
+    waiting = [finding for finding in diagnosis.findings if finding not in first]
+    proposals: list[Proposal] = []
+    for findings in (first, waiting):
+        for cures in (_own_cures, _other_cures):
+            proposals += (cure for finding in findings for cure in cures(finding, state, predict))
+            if any(isinstance(proposal, Candidate) for proposal in proposals):
+                return _ranked(proposals)
+    return _ranked(proposals)
 
 
-def others(state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Passed]]:
+def others(state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Skip]]:
     """Every other knob that can act on the cell and leaves the training as it is, with its next value, of numbers two.
 
     What a prediction says orders them and excludes nothing: a few short blocks of each are cheap.
     """
-    chosen = _Sorted()
-    for new in _screened_settings(state):
-        name = next(iter(new))
-        label = Arm(new).label
-        why = "left out as asked (--without)" if name in state.without else ""
-        why = why or _another_training(new, state.allow) or _refusal(new, state)
-        if why:
-            chosen.pass_over(label, why)
-            continue
-        prediction = predict(Arm(new).shown)
-        gain_us = 0.0 if prediction.ratio is None else (1 - prediction.ratio) * _step_us(state.facts)
-        chosen.able.append(Candidate(new, None, prediction, gain_us))
-    chosen.able.sort(key=lambda candidate: -candidate.gain_us)
-    return chosen.able, chosen.passed
-
-
-def _screened_settings(state: ClimbState) -> Iterator[dict[str, Plain]]:
+    proposals: list[Proposal] = []
     for knob in KNOBS.values():
         values = list(islice(_next_values(knob, state), NUMBERS_SCREENED))
         for value in values if all(map(_is_number, values)) else values[:1]:
-            new: dict[str, Plain] = {knob.name: value}
-            if not _is_set(knob.name, value, state) and _worth_another_try(new, state, named=False):
-                yield new
+            proposals.append(_proposal({knob.name: value}, None, state, predict))
+    return _ranked(proposals)
 
 
-def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Candidate], list[Passed]]:
-    """Of what was screened the settings that looked faster, the fastest first, then those of which too few pairs of
-    blocks were measured, for the time was over: nothing speaks against them. And what the others showed."""
+def _own_cures(finding: Finding, state: ClimbState, predict: Predict) -> Iterator[Proposal]:
+    """The settings that the finding itself proposes."""
+    settings: dict[str, Plain] = {}
+    for name, text in finding.settings:
+        try:
+            settings[name] = KNOBS[name].parse(text) if name in KNOBS else plain_value(text)
+        except UsageError as e:
+            yield Skip(f"{name}={text}", str(e).rstrip("."))
+            return
+    yield _proposal(settings, finding, state, predict, is_own=True)
+
+
+def _other_cures(finding: Finding, state: ClimbState, predict: Predict) -> Iterator[Proposal]:
+    """The next value of each knob against the same cause."""
+    for knob in knobs_against(finding.key):
+        for value in islice(_next_values(knob, state), 1):
+            yield _proposal({knob.name: value}, finding, state, predict)
+
+
+def _proposal(
+    settings: Mapping[str, Plain],
+    finding: Finding | None,
+    state: ClimbState,
+    predict: Predict,
+    *,
+    is_own: bool = False,
+) -> Proposal:
+    """A candidate, or why to skip it; None for what is set already or was tried. `is_own`: the finding proposes it."""
+    new = {name: value for name, value in settings.items() if not _is_set(name, value, state)}
+    if not new or not _worth_another_try(new, state, is_own=is_own):
+        return None
+    arm = Arm(new)
+    why = WITHOUT if state.without & new.keys() else _another_training(new, state.allow) or _refusal(new, state)
+    if why:
+        return Skip(arm.label, why.rstrip("."))
+    prediction = predict(arm.texts)
+    if finding is not None:
+        if prediction.refused and is_own and finding.prediction is not None:
+            prediction = finding.prediction
+        if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
+            low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
+            return Skip(arm.label, f"no gain predicted ({low}–{high}× speedup)")
+    return Candidate(new, finding, prediction, _gain_us(finding, prediction, state))
+
+
+def _ranked(proposals: Iterable[Proposal]) -> tuple[list[Candidate], list[Skip]]:
+    """The candidates, the most promising first, and what to skip: each once."""
+    candidates, skips = dict[str, Candidate](), dict[str, Skip]()
+    for proposal in proposals:
+        if isinstance(proposal, Candidate):
+            candidates.setdefault(Arm(proposal.settings).label, proposal)
+        elif proposal is not None:
+            skips.setdefault(proposal.label, proposal)
+    return sorted(candidates.values(), key=lambda candidate: -candidate.gain_us), list(skips.values())
+
+
+def promising(screening: Experiment, arms: Sequence[Candidate]) -> tuple[list[Candidate], list[Skip]]:
+    """After a screening: the settings that looked faster, the fastest first, then those with too few pairs of blocks to
+    tell, for the time was over: nothing speaks against them. And what the others showed."""
     faster: list[tuple[float, Candidate]] = []
     unmeasured: list[Candidate] = []
-    passed: list[Passed] = []
-    for candidate, comparison in zip(arms, screened.comparisons, strict=True):
+    skips: list[Skip] = []
+    for candidate, comparison in zip(arms, screening.comparisons, strict=True):
         label = Arm(candidate.settings).label
         pairs, ratio = comparison.pairs, comparison.ratio
         thin = not pairs or (ratio is not None and pairs < SCREENING_TURNS and 1 - LEAST_EFFECT < ratio < CLEARLY)
@@ -157,108 +185,66 @@ def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Can
             unmeasured.append(candidate)
         elif ratio is None:
             why = comparison.b.failure or (comparison.notes[0] if comparison.notes else "no block of it was measured")
-            passed.append(Passed(label, f"screened: {why}".rstrip(".")))
+            skips.append(Skip(label, f"screened: {why}".rstrip(".")))
         elif ratio > 1 - LEAST_EFFECT:
-            shown = f"{factor(1 / ratio)}× speedup in {plural(pairs, 'short block')}"
-            passed.append(Passed(label, f"screened: {shown}, so it was not tried further"))
+            speed = f"{factor(1 / ratio)}× speedup in {plural(pairs, 'short block')}"
+            skips.append(Skip(label, f"screened: {speed}, so it was not tried further"))
         else:
             faster.append((ratio, candidate))
-    return [*(candidate for _, candidate in sorted(faster, key=lambda pair: pair[0])), *unmeasured], passed
+    return [*(candidate for _, candidate in sorted(faster, key=lambda pair: pair[0])), *unmeasured], skips
 
 
 def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:
-    """Options of the DataLoader that another, kept later, may have made needless: without them, what is it like?
+    """Options of the DataLoader that a later one may have made needless: without them, what is it like?
 
     A cache, for one, makes workers a burden: each batch then only travels between processes.
     """
-    loading = [name for name in state.kept if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
-    ways = []
+    loading = [name for name in state.base if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
+    ways, finding = [], diagnosis.first
     for name in loading[:-1]:
         before = KNOBS[name].value_in(state.observation)
         if changes_steps(name) or before is None:
             continue
-        back = (name, *(n for n in state.kept if n in KNOBS and name in KNOBS[n].needs))
+        back = (name, *(n for n in state.base if n in KNOBS and name in KNOBS[n].needs))
         settings: dict[str, Plain] = {n: KNOBS[n].value_in(state.observation) for n in back}
-        if any(t.settings == settings and dict(t.base) == dict(state.kept) for t in state.tried):
-            continue
-        prediction = predict(Arm({name: before}).shown)
-        finding = diagnosis.first
-        ways.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, state), back))
+        if not _was_tried_here(settings, state):
+            prediction = predict(Arm({name: before}).texts)
+            ways.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, state), back))
     return ways
 
 
 def together(state: ClimbState, predict: Predict) -> list[Candidate]:
     """All at once what looked faster and was not so for certain: small gains add up to one that blocks can tell."""
     hopeful: dict[str, Plain] = {}
-    unsure = [(t.ratio, t) for t in state.tried if t.outcome == "unsure" and t.ratio is not None]
-    for ratio, tried in sorted(unsure, key=lambda pair: -pair[0]):  # of two values of a knob the faster one
-        free = not set(tried.settings) & {*state.kept, *state.without}
-        if ratio < 1 - LEAST_EFFECT and free and not _refusal({**hopeful, **tried.settings}, state):
-            hopeful |= tried.settings
-    before = any(t.settings == hopeful and dict(t.base) == dict(state.kept) for t in state.tried)
-    if not hopeful or before:
+    unsure = [(t.ratio, t.settings) for t in state.trials if t.outcome == "unsure" and t.ratio is not None]
+    for ratio, settings in sorted(unsure, key=lambda pair: -pair[0]):  # of two values of a knob the faster one
+        free = not set(settings) & {*state.base, *state.without}
+        if ratio < 1 - LEAST_EFFECT and free and not _refusal({**hopeful, **settings}, state):
+            hopeful |= settings
+    if not hopeful or _was_tried_here(hopeful, state):
         return []
-    return [Candidate(hopeful, None, predict(Arm(hopeful).shown), 0.0)]
+    return [Candidate(hopeful, None, predict(Arm(hopeful).texts), 0.0)]
 
 
-def _parsed(finding: Finding, chosen: _Sorted) -> dict[str, Plain]:
-    settings: dict[str, Plain] = {}
-    for name, text in finding.settings:
-        try:
-            settings[name] = KNOBS[name].parse(text) if name in KNOBS else plain_value(text)
-        except UsageError as e:
-            chosen.pass_over(f"{name}={text}", str(e))
-            return {}
-    return settings
+def _gain_us(finding: Finding | None, prediction: Prediction, state: ClimbState) -> float:
+    if prediction.ratio is not None and (finding is None or not prediction.only_sign):
+        return (1 - prediction.ratio) * step_times(state.facts, state.cores).step_us
+    return (finding.recoverable_us_per_step if finding is not None else None) or 0.0
 
 
-def _consider(
-    settings: Mapping[str, Plain],
-    finding: Finding,
-    state: ClimbState,
-    predict: Predict,
-    chosen: _Sorted,
-    *,
-    named: bool,
-) -> None:
-    """Put it among those to try, or among those passed over; silently drop what is set already or was tried."""
-    new = {name: value for name, value in settings.items() if not _is_set(name, value, state)}
-    if not new or not _worth_another_try(new, state, named=named) or any(c.settings == new for c in chosen.able):
-        return
-    label = Arm(new).label
-    left_out = [name for name in new if name in state.without]
-    if left_out:
-        return chosen.pass_over(label, "left out as asked (--without)")
-    why = _another_training(new, state.allow) or _refusal(new, state)
-    if why:
-        return chosen.pass_over(label, why)
-    prediction = predict(Arm(new).shown)
-    if prediction.refused:
-        prediction = finding.prediction if named and finding.prediction is not None else prediction
-    if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
-        low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
-        return chosen.pass_over(label, f"no gain predicted ({low}–{high}× speedup)")
-    chosen.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
-
-
-def _gain_us(finding: Finding, prediction: Prediction, state: ClimbState) -> float:
-    if prediction.ratio is not None and not prediction.only_sign:
-        return (1 - prediction.ratio) * _step_us(state.facts)
-    return finding.recoverable_us_per_step or 0.0
-
-
-def _step_us(facts: Facts) -> float:
-    step = facts.typical_step_us
-    return step.median if step is not None else 0.0
+def step_times(facts: Facts, cores: float) -> StepTimes:
+    """By which a knob tells its next values."""
+    step, wait = facts.typical_step_us, facts.data_wait_us
+    return StepTimes(cores, step.median if step is not None else 0.0, wait.median if wait is not None else None)
 
 
 # -- what cannot, or need not, be tried --------------------------------------------------------------------------------
 
 
 def _now(name: str, state: ClimbState) -> Plain | None:
-    """The value that the kept settings or the baseline have."""
-    if name in state.kept:
-        return state.kept[name]
+    """The value that the base or the baseline has."""
+    if name in state.base:
+        return state.base[name]
     return KNOBS[name].value_in(state.observation) if name in KNOBS else None
 
 
@@ -267,12 +253,15 @@ def _is_set(name: str, value: Plain, state: ClimbState) -> bool:
     return type(now) is type(value) and now == value
 
 
-def _worth_another_try(new: Mapping[str, Plain], state: ClimbState, *, named: bool) -> bool:
-    """It was not tried yet; or it brought nothing, and other settings were kept since and a finding names it again."""
-    for tried in state.tried:
-        if tried.settings == new and not (named and tried.outcome in _AGAIN and dict(tried.base) != dict(state.kept)):
-            return False
-    return True
+def _was_tried_here(settings: Mapping[str, Plain], state: ClimbState) -> bool:
+    return any(trial.settings == settings and dict(trial.base) == dict(state.base) for trial in state.trials)
+
+
+def _worth_another_try(new: Mapping[str, Plain], state: ClimbState, *, is_own: bool) -> bool:
+    """It was not tried yet; or it brought nothing, the base has changed since and a finding proposes it again."""
+    before = [trial for trial in state.trials if trial.settings == new]
+    again = is_own and not _was_tried_here(new, state) and all(trial.outcome in _AGAIN for trial in before)
+    return not before or again
 
 
 def _another_training(new: Mapping[str, Plain], allow: frozenset[str]) -> str:
@@ -285,7 +274,7 @@ def _another_training(new: Mapping[str, Plain], allow: frozenset[str]) -> str:
 
 def _refusal(new: Mapping[str, Plain], state: ClimbState) -> str:
     together = {
-        n: v for n, v in {**state.kept, **new}.items() if n in KNOBS and isinstance(v, bool | int | float | str)
+        n: v for n, v in {**state.base, **new}.items() if n in KNOBS and isinstance(v, bool | int | float | str)
     }
     imagined = with_settings(state.observation, together)
     reasons = [KNOBS[name].refuses(imagined, value) for name, value in together.items() if name in new]
@@ -296,18 +285,15 @@ def _refusal(new: Mapping[str, Plain], state: ClimbState) -> str:
 
 
 def _next_values(knob: Knob, state: ClimbState) -> Iterator[Value]:
-    """Values not tried yet, in order; of numbers none beyond one that was not kept: the way up ends there."""
+    """Values not tried yet, in order; of numbers none beyond one that brought nothing: the way up ends there."""
     now = _now(knob.name, state)
-    tried = [t for t in state.tried if knob.name in t.settings]
-    lost = [t.settings[knob.name] for t in tried if t.outcome != "kept"]
-    wait = state.facts.data_wait_us
-    times = StepTimes(state.cores, _step_us(state.facts), wait.median if wait is not None else None)
+    trials = [(t.settings[knob.name], t.outcome) for t in state.trials if knob.name in t.settings]
+    lost = [old for old, outcome in trials if outcome != "kept" and _is_number(old)]
+    times = step_times(state.facts, state.cores)
     for value in knob.next_values(now if isinstance(now, bool | int | float | str) else None, times):
-        if value == now or any(t.settings[knob.name] == value for t in tried):
-            continue
-        if _is_number(value) and any(_is_number(old) and value > old for old in lost):
-            continue
-        yield value
+        is_new = value != now and all(value != old for old, _ in trials)
+        if is_new and not (_is_number(value) and any(value > old for old in lost)):
+            yield value
 
 
 def _is_number(value: object) -> TypeGuard[int]:
@@ -318,59 +304,59 @@ WORTH_HAVING = 0.1  # of the time: a gain that may be so large is looked for a s
 KEEPING = ("same", "within the band")
 
 
-class Judged(Struct, frozen=True):
+class Judgement(Struct, frozen=True):
     """What becomes of a try, and why: a sentence without a full stop."""
 
     outcome: Outcome
     words: str
 
 
-def spoiled(comparison: Comparison, names: Collection[str]) -> Judged | None:
+def early_judgement(comparison: Comparison, names: Collection[str]) -> Judgement | None:
     """What one full run of a try is enough to tell; None: it takes blocks. `names` are the knobs that it set."""
     if comparison.b.failure:
-        return Judged("failed", comparison.b.failure)
+        return Judgement("failed", comparison.b.failure)
     broken = broken_loss(comparison.a.losses, comparison.b.losses)
     if broken:
-        return Judged("loss broken", broken)
+        return Judgement("loss broken", broken)
     idle = [c for c in comparison.b.checks if c.name in names and c.state == "no effect"]
     if idle and len(idle) == len(names):
-        return Judged("no effect", f"it had no effect: {idle[0].evidence}")
+        return Judgement("no effect", f"it had no effect: {idle[0].evidence}")
     return None
 
 
-def judged(
+def judge(
     comparison: Comparison,
     loss: LossComparison | None,
     names: Collection[str],
     allow: Collection[str],
     memory_full: float = DEFAULT.memory_full,
-) -> Judged:
+) -> Judgement:
     """The verdict on one try. `names` are the knobs it set, `allow` those that may change the training.
 
     From `memory_full` on, a fraction of the device's memory, a faster setting is not kept.
     """
-    early = spoiled(comparison, names)
+    early = early_judgement(comparison, names)
     if early is not None:
         return early
     if comparison.evidence == "sequential" and comparison.verdict != "not comparable":
-        return Judged("unsure", "undecided, the budget left no time for interleaved blocks")
+        return Judgement("unsure", "undecided, the budget left no time for interleaved blocks")
     if comparison.verdict != "faster":
         return _not_faster(comparison)
     share = _memory_share(comparison.b)
     if share >= memory_full:
         words = f"it takes {percent(share)} of the device's memory: the next larger batch would not fit"
-        return Judged("memory", words)
+        return Judgement("memory", words)
     if loss is None or loss.verdict == "not measurable":
-        return _not_known(names, allow)
+        return _without_loss(names, allow)
     if loss.verdict not in KEEPING:
         words = decapitalized(loss.words).rstrip(".")
         if set(names) & set(allow):
-            return Judged("kept", f"faster; {words}: kept because --allow says so")
-        return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
+            return Judgement("kept", f"faster; {words}: kept because --allow says so")
+        return Judgement("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
     same = (
         "is the same" if loss.verdict == "same" else f"moves no further than with another seed ({loss.seeds + 1} seeds)"
     )
-    return Judged("kept", f"faster, and the loss {same}")
+    return Judgement("kept", f"faster, and the loss {same}")
 
 
 def unsure(comparison: Comparison) -> bool:
@@ -392,21 +378,21 @@ def broken_loss(a: Sequence[float], b: Sequence[float]) -> str:
     return ""
 
 
-def _not_faster(comparison: Comparison) -> Judged:
+def _not_faster(comparison: Comparison) -> Judgement:
     if comparison.verdict == "slower":
-        return Judged("slower", "it is slower")
+        return Judgement("slower", "it is slower")
     if comparison.verdict == "not comparable" or comparison.ratio is None:
         why = comparison.notes[0] if comparison.notes else "the two cannot be compared"
-        return Judged("not comparable", why.rstrip("."))
+        return Judgement("not comparable", why.rstrip("."))
     if comparison.verdict == "no measurable difference":
-        return Judged("no gain", "no measurable difference")
+        return Judgement("no gain", "no measurable difference")
     if comparison.interval is None or comparison.pairs < TOO_FEW:
-        return Judged("unsure", f"undecided, too few pairs of blocks ({comparison.pairs}) to tell")
+        return Judgement("unsure", f"undecided, too few pairs of blocks ({comparison.pairs}) to tell")
     fastest = 1 / comparison.interval[0]
     if fastest < 1 + LEAST_EFFECT:
-        return Judged("no gain", f"the speedup is at most {factor(fastest)}×")
+        return Judgement("no gain", f"the speedup is at most {factor(fastest)}×")
     middle, around = speed_within(comparison.ratio, comparison.interval)
-    return Judged("unsure", f"undecided: {middle}× speedup, 95 % interval {around}")
+    return Judgement("unsure", f"undecided: {middle}× speedup, 95 % interval {around}")
 
 
 def _memory_share(side: Side) -> float:
@@ -417,12 +403,12 @@ def _memory_share(side: Side) -> float:
     return (memory.peak_reserved_bytes or memory.peak_allocated_bytes or 0) / memory.total_bytes
 
 
-def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
+def _without_loss(names: Collection[str], allow: Collection[str]) -> Judgement:
     """A loss that cannot be compared allows only what cannot change it."""
     changing = [name for name in names if name not in KNOBS or not KNOBS[name].same_training]
     if not changing:
-        return Judged("kept", "faster; the loss could not be compared, and this changes only how data arrives")
+        return Judgement("kept", "faster; the loss could not be compared, and this changes only how data arrives")
     if set(changing) <= set(allow):
-        return Judged("kept", "faster; the effect on the loss could not be measured: kept because --allow says so")
+        return Judgement("kept", "faster; the effect on the loss could not be measured: kept because --allow says so")
     words = "faster, but whether the loss stays the same could not be measured"
-    return Judged("loss moved", f"{words}; --allow {','.join(changing)} keeps it all the same")
+    return Judgement("loss moved", f"{words}; --allow {','.join(changing)} keeps it all the same")

@@ -43,7 +43,7 @@ class Bounds(Struct, frozen=True):
     save: bool = True
 
 
-class Passed(Struct, frozen=True):
+class Skip(Struct, frozen=True):
     """A setting that was not tried, and why: a sentence without a full stop."""
 
     label: str
@@ -93,7 +93,7 @@ class Climb(Struct, frozen=True):
     seconds: float
     whole: Comparison | None = None
     left: Diagnosis | None = None
-    passed: tuple[Passed, ...] = ()
+    skips: tuple[Skip, ...] = ()
     bounds: Bounds = field(default_factory=Bounds)
 
     @property

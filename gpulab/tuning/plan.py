@@ -47,10 +47,10 @@ class Arm(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.shown.items()) or BASELINE
+        return ", ".join(f"{k}={v}" for k, v in self.texts.items()) or BASELINE
 
     @property
-    def shown(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         return {k: written(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
 
 
@@ -105,9 +105,9 @@ class Plan(Struct, frozen=True):
         """By which a user finds the run of an arm among others: "workers=2,4: baseline", "workers=2"."""
         if self.name:
             return f"{self.name}: {arm.label}"
-        tried = dict.fromkeys(pair for other in self.arms for pair in other.shown.items())
-        values = {name: ",".join(value for n, value in tried if n == name) for name, _ in tried}
-        settings = ", ".join(f"{name}={shown}" for name, shown in values.items())
+        pairs = dict.fromkeys(pair for other in self.arms for pair in other.texts.items())
+        values = {name: ",".join(value for n, value in pairs if n == name) for name, _ in pairs}
+        settings = ", ".join(f"{name}={text}" for name, text in values.items())
         return arm.label if arm.settings or not settings else f"{settings}: {arm.label}"
 
 

@@ -40,7 +40,7 @@ class ArmPredictions(Struct):
         strange = [d.name for d in wanted.values() if d.knob is None and not names_batch(d)]
         if strange:
             return refused(settings, f"the effect of another {strange[0]} is not predictable")
-        asked = {BATCH if names_batch(d) else d.name: d.shown for d in wanted.values()}
+        asked = {BATCH if names_batch(d) else d.name: d.text for d in wanted.values()}
         before = {BATCH if names_batch(d) else d.name: str(d.current) for d in wanted.values() if d.current is not None}
         prediction = predict(self.facts, asked, PriorEvidence(self.errors, self.sizes, before))
         return replace(prediction, settings=dict(settings))

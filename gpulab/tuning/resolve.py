@@ -44,7 +44,7 @@ class Setting(Struct, frozen=True):
         return self.value
 
     @property
-    def shown(self) -> str:
+    def text(self) -> str:
         return str(self.value) if self.knob is None else written(self.value)
 
     @property
@@ -71,12 +71,12 @@ class ResolvedArm(Struct, frozen=True):
         return {d.name: d.value for d in self.names if d.knob is None and not d.refused}
 
     @property
-    def shown(self) -> dict[str, str]:
-        return {d.name: d.shown for d in self.names}
+    def texts(self) -> dict[str, str]:
+        return {d.name: d.text for d in self.names}
 
     @property
     def refused(self) -> str:
-        return "; ".join(f"{d.name}={d.shown}: {d.refused}" for d in self.names if d.refused)
+        return "; ".join(f"{d.name}={d.text}: {d.refused}" for d in self.names if d.refused)
 
     @property
     def failure(self) -> str:
@@ -308,7 +308,7 @@ def _change(setting: Setting, observation: Observation | None, by_name: Mapping[
     knob, show = setting.knob, str if setting.knob is None else written
     change = Change(
         name=setting.name,
-        value=setting.shown,
+        value=setting.text,
         found="" if setting.current is None else show(setting.current),
         kind=setting.kind,
         state="no effect",

@@ -223,7 +223,7 @@ class Runner:
         if self._plan.interleaved and not (self._plan.early or self._ranks.is_of_several or is_quick()):
             predictions.measure_sizes([arm.execution.arm for arm in able], self._run_size)
         for arm in able:
-            arm.prediction = predictions.of(arm.execution.arm, arm.arm.shown, self._plan.base.shown)
+            arm.prediction = predictions.of(arm.execution.arm, arm.arm.texts, self._plan.base.texts)
 
     def _run_size(self, batch: Setting, size: int) -> Block | None:
         """A block of A with another batch size; None where it cannot be told what it takes."""
@@ -331,7 +331,7 @@ class Runner:
             live=False,
             save=self._plan.save,
             device=self._plan.device,
-            knobs=arm.arm.shown,
+            knobs=arm.arm.texts,
         )
         self._steps = settings.steps
         full_run = run_full(

@@ -99,7 +99,7 @@ def climb_document(climb: Climb) -> dict[str, object]:
         "rungs": [_rung(rung) for rung in climb.rungs],
         "whole": comparison_document(climb.whole) if climb.whole is not None else None,
         "left": [_finding(f) for f in climb.left.findings] if climb.left is not None else [],
-        "not_tried": [{"setting": p.label, "why": p.why} for p in climb.passed],
+        "not_tried": [{"setting": p.label, "why": p.why} for p in climb.skips],
     }
 
 

@@ -307,7 +307,7 @@ class Comparing(Stoppable):
         show: bool = True,
     ) -> None:
         super().__init__(stop, hint, also=also, show=show)
-        self._rows = [Row(str(number), arm.shown) for number, arm in enumerate(arms, 1)]
+        self._rows = [Row(str(number), arm.texts) for number, arm in enumerate(arms, 1)]
         self._blocks = blocks
         self._axis: FactorAxis | None = None
 

@@ -147,7 +147,7 @@ def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.Monke
     assert f"about {again.pairs} may decide it" in again.words
 
     def conduct(code: Any, plan: Any) -> None:
-        requests.append((code.text, [arm.shown for arm in plan.arms], plan.block_steps, plan.budget_s))
+        requests.append((code.text, [arm.texts for arm in plan.arms], plan.block_steps, plan.budget_s))
         ran(plan.name, swept({2: 0.55}, spread=1.1))
 
     monkeypatch.setattr(measured, "conduct", conduct)

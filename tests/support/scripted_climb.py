@@ -99,7 +99,7 @@ class Machine(Struct):
 
     def side(self, arm: Arm, place: int, seeds: int = 0) -> Side:
         """What a setting does here."""
-        settings = arm.shown
+        settings = arm.texts
         shares = {"data_wait": 0.3, "compute": 0.6}
         ms = self.step_ms(settings)
         made = facts_with(ms, shares, seed=place + 1)

@@ -86,7 +86,7 @@ class ScriptedRuns(Struct, dict=True):
 
 
 def _label(execution: Execution) -> str:
-    return ", ".join(f"{name}={value}" for name, value in execution.arm.shown.items()) or "baseline"
+    return ", ".join(f"{name}={value}" for name, value in execution.arm.texts.items()) or "baseline"
 
 
 def _nothing() -> None:

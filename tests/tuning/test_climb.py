@@ -28,10 +28,10 @@ from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_policy import (
     Candidate,
     ClimbState,
-    Tried,
+    Trial,
     broken_loss,
     candidates,
-    judged,
+    judge,
     promising,
     together,
     ways_back,
@@ -50,8 +50,8 @@ from tests.tuning.cells import CELL, same, weights
 # -- what is tried next ------------------------------------------------------------------------------------------------
 
 
-def state(kept: Mapping[str, Plain] | None = None, tried: tuple[Tried, ...] = (), **more: Any) -> ClimbState:
-    return ClimbState(facts_with(38.0, PARTS_A), SCENE, kept or {}, tried, **{"cores": 4.0, **more})
+def state(base: Mapping[str, Plain] | None = None, trials: tuple[Trial, ...] = (), **more: Any) -> ClimbState:
+    return ClimbState(facts_with(38.0, PARTS_A), SCENE, base or {}, trials, **{"cores": 4.0, **more})
 
 
 def able(findings: list[Finding], on: ClimbState, predict: Any = nothing_foretold) -> list[dict[str, Plain]]:
@@ -66,7 +66,7 @@ FUSED: dict[str, Plain] = {"fused_optimizer": True}
 SMALL = finding("small_batch", 500.0, batch_size="64")
 SUMMED = finding("small_batch", 500.0, accumulate="2")
 PREFETCHED, MANY = finding("data_starved", 500.0, prefetch="4"), finding("data_starved", 500.0, workers="many")
-USELESS, BROKEN = (Tried(FUSED, {}, "no gain"),), (Tried(FUSED, {}, "loss broken"),)
+USELESS, BROKEN = (Trial(FUSED, {}, "no gain"),), (Trial(FUSED, {}, "loss broken"),)
 LATE, ALL = replace(UNFUSED, only_after=("data_starved",)), "workers cache prefetch"
 TWO = {"workers": 2}
 
@@ -76,18 +76,18 @@ TWO = {"workers": 2}
     [
         ([STARVED, UNFUSED], {}, "fused_optimizer=on, workers=2", ""),  # what gives back most comes first
         (list(HEALTHY.findings), {}, "", ""),
-        ([STARVED], {"kept": TWO, "without": "cache prefetch"}, "workers=5", ""),  # 2 are set already
+        ([STARVED], {"base": TWO, "without": "cache prefetch"}, "workers=5", ""),  # 2 are set already
         ([STARVED], {"without": ALL}, "", "workers=2: --without"),
         ([SMALL], {}, "", "batch_size=64: --allow batch_size"),  # another training
         ([SUMMED], {}, "", "accumulate=2: --allow accumulate"),
         ([SMALL], {"allow": "batch_size"}, "batch_size=64", ""),
         ([SUMMED], {"allow": "accumulate"}, "accumulate=2", ""),
         ([PREFETCHED], {"without": "workers cache"}, "", "prefetch=4: workers"),  # the knob says why
-        ([PREFETCHED], {"kept": TWO, "without": "workers cache"}, "prefetch=4", ""),
+        ([PREFETCHED], {"base": TWO, "without": "workers cache"}, "prefetch=4", ""),
         ([MANY], {}, "?", "workers=many: workers must be an integer"),
-        ([UNFUSED], {"tried": USELESS}, "", ""),
-        ([UNFUSED], {"tried": USELESS, "kept": TWO}, "fused_optimizer=on", ""),  # on other ground
-        ([UNFUSED], {"tried": BROKEN, "kept": TWO}, "", ""),
+        ([UNFUSED], {"trials": USELESS}, "", ""),
+        ([UNFUSED], {"trials": USELESS, "base": TWO}, "fused_optimizer=on", ""),  # on other ground
+        ([UNFUSED], {"trials": BROKEN, "base": TWO}, "", ""),
         ([STARVED, replace(SMALL, only_after=("data_starved",))], {"allow": "batch_size"}, "workers=2", ""),
         ([STARVED, LATE], {"without": ALL}, "fused_optimizer=on", ""),  # the first cause is done
     ],
@@ -115,19 +115,19 @@ def test_a_prediction_outranks_the_upper_bound(ratio: float, first: dict[str, Pl
 
 def test_other_knobs_come_when_the_named_ones_are_spent() -> None:
     assert able([STARVED], state()) == [{"workers": 2}]
-    assert {"cache": True} in able([STARVED], state(tried=(Tried({"workers": 2}, {}, "slower"),)))
+    assert {"cache": True} in able([STARVED], state(trials=(Trial({"workers": 2}, {}, "slower"),)))
 
 
 def test_without_a_named_cure_the_formula_tells_the_workers() -> None:
     """38 ms a step, 60 % of it waiting: ⌈22.8 / 15.2⌉ = 2 workers, then 3, then 4; five are one more than the cores."""
-    found, tried = [finding("data_starved")], list[Tried]()
+    found, tried = [finding("data_starved")], list[Trial]()
     seen, kept = [], dict[str, Plain]()
     for _ in range(5):
         named = [s["workers"] for s in able(found, state(kept, tuple(tried))) if "workers" in s]
         if not named:
             break
         seen.append(named[0])
-        tried.append(Tried({"workers": named[0]}, dict(kept), "kept"))
+        tried.append(Trial({"workers": named[0]}, dict(kept), "kept"))
         kept = {"workers": named[0]}
     # with workers the step still waits as long in these facts: each time W·T_load / T_compute workers are needed
     assert seen[0] == 2 and seen == sorted(n for n in seen if isinstance(n, int)) and seen[-1] == 5
@@ -135,8 +135,8 @@ def test_without_a_named_cure_the_formula_tells_the_workers() -> None:
 
 def test_the_way_up_ends_where_a_number_was_not_kept() -> None:
     found = [finding("data_starved")]
-    lost = (Tried({"workers": 2}, {}, "no gain"),)
-    values = [s["workers"] for s in able(found, state(tried=lost)) if "workers" in s]
+    lost = (Trial({"workers": 2}, {}, "no gain"),)
+    values = [s["workers"] for s in able(found, state(trials=lost)) if "workers" in s]
     assert all(isinstance(v, int) and v < 2 for v in values)
 
 
@@ -146,8 +146,8 @@ def test_the_way_back_is_tried_only_for_a_replaceable_option() -> None:
     assert [c.back for c in back] == [("workers", "prefetch")]
     cached = state({"workers": 2, "cache": True})
     (one,) = ways_back(HEALTHY, cached, nothing_foretold)
-    assert one.on_top_of(cached.kept).settings == {"cache": True} and one.settings == {"workers": DATASET.num_workers}
-    tried = replace(cached, tried=(Tried(one.settings, dict(cached.kept), "slower"),))
+    assert one.on_top_of(cached.base).settings == {"cache": True} and one.settings == {"workers": DATASET.num_workers}
+    tried = replace(cached, trials=(Trial(one.settings, dict(cached.base), "slower"),))
     assert ways_back(HEALTHY, tried, nothing_foretold) == []
 
 
@@ -157,7 +157,7 @@ def test_the_way_back_is_tried_only_for_a_replaceable_option() -> None:
 def test_runs_one_after_the_other_keep_nothing() -> None:
     found = compare_sequential(as_written(), faster(), same_start=True)
     assert (found.evidence, found.verdict) == ("sequential", "faster")
-    said = judged(found, found.loss, ("workers",), ())
+    said = judge(found, found.loss, ("workers",), ())
     assert (said.outcome, said.words) == ("unsure", "undecided, the budget left no time for interleaved blocks")
 
 
@@ -195,7 +195,7 @@ NAN, INFINITE = ((*loss_curve()[:5], *[value] * 35) for value in (math.nan, math
 )
 def test_what_is_kept(b: Side, allow: str, outcome: str, words: str) -> None:
     found = compare_blocks(as_written(), b)
-    said = judged(found, found.loss, ("workers",), tuple(allow.split()))
+    said = judge(found, found.loss, ("workers",), tuple(allow.split()))
     assert re.fullmatch(outcome, said.outcome) and re.search(words, said.words), said.words
 
 
@@ -216,7 +216,7 @@ def test_a_loss_that_is_not_known_is_said(
     knobs: tuple[str, ...], allowed: tuple[str, ...], outcome: str, words: str
 ) -> None:
     found = compare_blocks(as_written(losses=()), faster(losses=()))
-    said = judged(found, found.loss, knobs, allowed)
+    said = judge(found, found.loss, knobs, allowed)
     assert said.outcome == outcome and words in said.words
 
 
@@ -535,7 +535,7 @@ def test_a_knob_that_no_finding_names_is_found_by_short_blocks(torch_without_a_s
     assert sum("workers" in label for label in labels) == 2, "of numbers two values"
     assert not any("compile" in label for label in labels), "blocks of it would be nothing but compiling"
     assert any("compile" in plan.arms[0].settings for plan in machine.plans if len(plan.arms) == 1)
-    shown = {p.label: p.why for p in found.passed}
+    shown = {p.label: p.why for p in found.skips}
     assert any("screened: 1.0" in why and "short block" in why for why in shown.values())
     assert any("--allow batch_size" in why for why in shown.values())
 
@@ -545,8 +545,8 @@ def test_what_screening_does_not_show_is_not_said() -> None:
     found = machine.climb(without=WITHOUT)
     assert not found.kept and not found.rungs
     assert headline(found).sentence == "No setting that gpulab tried makes this cell faster."
-    assert "left out as asked" in {p.label: p.why for p in found.passed}["cache=on"]
-    assert any("screened: out of memory" in p.why for p in found.passed)
+    assert "left out as asked" in {p.label: p.why for p in found.skips}["cache=on"]
+    assert any("screened: out of memory" in p.why for p in found.skips)
     assert sum(plan.screening for plan in machine.plans) == 1
 
 
@@ -581,10 +581,10 @@ def test_small_gains_are_tried_together() -> None:
 
 
 def test_what_was_unsure_is_tried_again_on_other_ground() -> None:
-    unsure = Tried({"fused_optimizer": True}, {}, "unsure", 0.95)
-    assert [c.settings for c in together(state(tried=(unsure,)), nothing_foretold)] == []
-    again = together(state(kept={"workers": 2}, tried=(unsure,)), nothing_foretold)
+    unsure = Trial({"fused_optimizer": True}, {}, "unsure", 0.95)
+    assert [c.settings for c in together(state(trials=(unsure,)), nothing_foretold)] == []
+    again = together(state(base={"workers": 2}, trials=(unsure,)), nothing_foretold)
     assert [c.settings for c in again] == [{"fused_optimizer": True}]
     worse = replace(unsure, ratio=0.99)
-    assert not together(state(kept={"workers": 2}, tried=(worse,)), nothing_foretold)
-    assert not together(state(kept={"fused_optimizer": True}, tried=(unsure,)), nothing_foretold)
+    assert not together(state(base={"workers": 2}, trials=(worse,)), nothing_foretold)
+    assert not together(state(base={"fused_optimizer": True}, trials=(unsure,)), nothing_foretold)
