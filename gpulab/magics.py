@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpulab.api.profile import profile
     from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep
     from gpulab.run import Ranks
-    from gpulab.tuning.code import Code, TextCode
+    from gpulab.tuning.code import Code
     from gpulab.tuning.execute import Execution
     from gpulab.tuning.plan import Plan
     from gpulab.views.comparison import Compared, ScalingView
@@ -96,10 +96,10 @@ _INNER = "%%gpuprofile inside a measured cell"
 class Inner(Struct, frozen=True):
     """The code of a magic inside a cell that is measured: measured twice, neither figure would be right."""
 
-    code: TextCode
+    code: Code
 
     @classmethod
-    def of(cls, options: argparse.Namespace, code: TextCode) -> Inner:
+    def of(cls, options: argparse.Namespace, code: Code) -> Inner:
         """Raises UsageError where the magic asks for more than to measure."""
         asked = next((name for name in (*_COMPARING, "set", "ranks", "on") if getattr(options, name)), None)
         if asked is not None:
@@ -114,7 +114,7 @@ class Inner(Struct, frozen=True):
         return self.code.run()
 
 
-def _sweeps_ranks(options: argparse.Namespace, code: TextCode) -> bool:
+def _sweeps_ranks(options: argparse.Namespace, code: Code) -> bool:
     """Whether the number of ranks is to be swept, which is no variable of the cell."""
     asks = any(word.partition("=")[0].strip() == "ranks" for word in options.sweep or ())
     return asks and not code.variables.has("ranks")
@@ -197,13 +197,13 @@ class GPUProfile(Magics):
         """
         try:
             options, statement = self._read(line, cell)
-            from gpulab.tuning.code import TextCode
+            from gpulab.tuning.code import Code
 
             source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
             parsed = cell_code.parsed(self.shell, statement)
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
-            code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
+            code = Code.of_cell(self.shell, statement, parsed, source, local_ns)
             if threads.measures_here():
                 return Inner.of(options, code)
             if options.ranks is not None or options.on is not None or _sweeps_ranks(options, code):
@@ -242,7 +242,7 @@ class GPUProfile(Magics):
     def _ranked(
         self,
         options: argparse.Namespace,
-        code: TextCode,
+        code: Code,
         parsed: cell_code.Cell,
         give: bool,
         local_ns: dict[str, Any] | None,

@@ -23,7 +23,7 @@ from gpulab.capture.recorder import Capture
 from gpulab.demo import digits
 from gpulab.snapshot import walk
 from gpulab.tuning import cell_code
-from gpulab.tuning.code import FunctionCode, TextCode
+from gpulab.tuning.code import Code
 from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
 from tests.support.fork_server import python_with_torch
 from tests.support.shell import shell_with_gpulab
@@ -85,7 +85,7 @@ def test_whose_class_it_is() -> None:
         pass
 
     assert is_users_class(Local) and is_users_class(digits.DigitsFolder)
-    assert not any(map(is_users_class, (int, Path, torch.nn.Linear, TextCode, logging.handlers.QueueHandler)))
+    assert not any(map(is_users_class, (int, Path, torch.nn.Linear, Code, logging.handlers.QueueHandler)))
 
 
 def test_code_that_was_generated_may_be_the_users() -> None:
@@ -140,7 +140,7 @@ QUIET = "--no-save --no-live --no-trace"
 
 def in_experiment(shell: InteractiveShell) -> None:
     with cell_code.silence():
-        TextCode.of_cell(shell, CELL, cell_code.parsed(shell, CELL)).run()
+        Code.of_cell(shell, CELL, cell_code.parsed(shell, CELL)).run()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def in_experiment(shell: InteractiveShell) -> None:
         lambda shell: shell.run_cell(f"%%gpuprofile {QUIET}\n{CELL}").raise_error(),
         lambda shell: shell.run_cell(f"%gpuprofile {QUIET} {CELL}").raise_error(),
         in_experiment,
-        lambda shell: TextCode.parsed(CELL, shell.user_ns).run(),
+        lambda shell: Code.of_text(CELL, shell.user_ns).run(),
     ],
     ids=["cell", "statement", "experiment", "text"],
 )
@@ -182,7 +182,7 @@ def test_what_runs_a_function_is_a_runner() -> None:
     def train() -> None:
         seen.update(above=owner_above(), stack=users_stack(sys._getframe()))
 
-    FunctionCode(train).run()
+    Code.of_function(train).run()
     assert seen["above"] is Owner.RUNNER and [spot[2].split(".")[-1] for spot in seen["stack"]] == ["train"]
 
 
@@ -255,11 +255,11 @@ def raised(run: Callable[[], object]) -> BaseException:
 def test_gpulabs_frames_are_removed_from_an_error_and_its_cause() -> None:
     def fail() -> None:
         try:
-            FunctionCode(lambda: 1 / 0).run()
+            Code.of_function(lambda: 1 / 0).run()
         except ZeroDivisionError as e:
             raise ExceptionGroup("two", [ValueError("one"), e]) from e
 
-    error = raised(lambda: FunctionCode(fail).run())
+    error = raised(lambda: Code.of_function(fail).run())
     assert any(map(is_gpulabs_file, files_of(error)))
     user_code.hide_gpulabs_frames(error)
     assert isinstance(error, ExceptionGroup) and error.__cause__ is not None
@@ -269,7 +269,7 @@ def test_gpulabs_frames_are_removed_from_an_error_and_its_cause() -> None:
 
 
 def test_an_error_within_gpulab_alone_has_no_frames_left() -> None:
-    error = raised(lambda: TextCode.parsed("(", {}))
+    error = raised(lambda: Code.of_text("(", {}))
     trace = error.__traceback__
     while trace is not None and not is_gpulabs_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

@@ -12,7 +12,7 @@ from benchmarks.parity.limits import Limits
 from benchmarks.parity.search import SEEDS, measured
 from benchmarks.parity.staging import Staged
 from gpulab.knobs.catalogue import parsed_value
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Side
 from gpulab.tuning.runner import Runner
@@ -40,7 +40,7 @@ def judged(staged: Staged, limits: Limits, best: Mapping[str, Any], kept: Mappin
     if not arms:
         return {"share": {"ratio": 1.0, "interval": [1.0, 1.0], "pairs": 0}, "same_setting": True, "arms": []}
     plan = Plan(arms=tuple(arms), budget_s=limits.judgement_s, seeds=SEEDS, save=False)
-    runner = Runner(TextCode.parsed(staged.text, dict(staged.namespace)), plan)
+    runner = Runner(Code.of_text(staged.text, dict(staged.namespace)), plan)
     experiment = runner.run()
     if runner.error is not None:
         raise runner.error

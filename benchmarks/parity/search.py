@@ -18,7 +18,7 @@ from benchmarks.parity.staging import Staged
 from gpulab.devices.machine import usable_cores
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.tuning.climb_policy import KEEPING
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Comparison, Experiment
@@ -162,12 +162,12 @@ class Search:
             self.rows.append(row)
             self.tell(f"  {words(settings)}: {line_of(row)}")
 
-    def _code(self) -> TextCode:
+    def _code(self) -> Code:
         """The same script among names of its own: nothing of an earlier experiment is there."""
-        return TextCode.parsed(self.staged.text, dict(self.staged.namespace))
+        return Code.of_text(self.staged.text, dict(self.staged.namespace))
 
 
-def conducted(code: TextCode, plan: Plan, written: FullRun) -> Experiment:
+def conducted(code: Code, plan: Plan, written: FullRun) -> Experiment:
     """The plan, beside the baseline, which ran before. Raises what ended it."""
     runner = Runner(code, plan, done=[(Arm(), written)])
     experiment = runner.run()

@@ -32,7 +32,7 @@ from gpulab.devices.machine import environment
 from gpulab.live_feed import Feed
 from gpulab.run import Outcome, Run, Settings
 from gpulab.store import folders
-from gpulab.tuning.code import FunctionCode
+from gpulab.tuning.code import Code
 from gpulab.user_code import CELL_WITHOUT_IPYTHON
 
 SECONDS = 2.5  # after the warm-up, so that the meters have something to say
@@ -114,7 +114,7 @@ def profiled(recording: Recording, cell: str, names: dict[str, Any], *, simulate
     """The run of the cell under gpulab, and what writes its trace. Raises what the cell raises."""
     settings = Settings(recording.name, steps=recording.steps, trace_steps=recording.traced)
     # a function, because gpulab knows what calls it as its own: no line of this file is taken for the user's
-    code = FunctionCode(FunctionType(compile(cell, CELL_WITHOUT_IPYTHON, "exec"), names))
+    code = Code.of_function(FunctionType(compile(cell, CELL_WITHOUT_IPYTHON, "exec"), names))
     timekeeper = Timekeeper(0.0 if simulate else SECONDS, round(LEAST_SHARE * recording.steps))
     capture = Capture(settings, "cell", cell, timekeeper)
     capture.start()

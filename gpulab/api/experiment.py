@@ -15,7 +15,7 @@ from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.bench import Speed, speed_of
 from gpulab.tuning.cell_code import Interrupted
-from gpulab.tuning.code import Code, FunctionCode, TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment
@@ -72,7 +72,7 @@ def code_of(given: Callable[[], object] | str | Code | None, namespace: dict[str
     if isinstance(given, str):
         return _text_code(given, namespace, "cell")
     if callable(given):
-        return FunctionCode(given)
+        return Code.of_function(given)
     return given
 
 
@@ -103,9 +103,9 @@ def _last_profiled() -> tuple[Run, str]:
 def _text_code(text: str, namespace: dict[str, Any] | None, source: Literal["cell", "statement"]) -> Code:
     shell = cells.shell()
     if namespace is not None or shell is None:
-        return TextCode.parsed(text, {} if namespace is None else namespace)
+        return Code.of_text(text, {} if namespace is None else namespace)
     try:
-        return TextCode.of_cell(shell, text, cells.parsed(shell, text), source)
+        return Code.of_cell(shell, text, cells.parsed(shell, text), source)
     except SyntaxError as e:
         raise UsageError(f"The code does not parse: {e}.") from None
 

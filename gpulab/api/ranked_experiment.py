@@ -34,7 +34,7 @@ from gpulab.store.files import replace_whole, write_whole
 from gpulab.store.folders import Store, new_id
 from gpulab.tuning.agreement import RanksAgreement, decoded, encoded, joined
 from gpulab.tuning.cell_code import Interrupted
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.compare.statistics import scaling
 from gpulab.tuning.plan import Plan, Progress
 from gpulab.tuning.record import Experiment
@@ -142,7 +142,7 @@ def places(folder: Path, task: int | None) -> tuple[Path, Path, Path]:
     return folder / f"{RESULT}{suffix}", folder / f"{PROGRESS}{suffix}", folder / f"{AGREED}{suffix}"
 
 
-def run_experiment(options: argparse.Namespace, code: TextCode) -> int:
+def run_experiment(options: argparse.Namespace, code: Code) -> int:
     """Run the plan of `options.plan`; write what came of it beside the plan. Returns the exit status."""
     plan = msgspec.msgpack.decode(options.plan.read_bytes(), type=Plan)
     task = os.environ.get(ARRAY_TASK, "")
@@ -168,7 +168,7 @@ def run_experiment(options: argparse.Namespace, code: TextCode) -> int:
     return 0
 
 
-def file_code(text: str, namespace: dict[str, Any], file: str, source: Literal["cell", "script"] = "cell") -> TextCode:
+def file_code(text: str, namespace: dict[str, Any], file: str, source: Literal["cell", "script"] = "cell") -> Code:
     """A cell or a script under the file name by which its lines are to be shown. A clean `sys.exit` is its end."""
 
     def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ def file_code(text: str, namespace: dict[str, Any], file: str, source: Literal["
             if e.code not in (None, 0):
                 raise
 
-    return TextCode(text, namespace, ast.parse(text, file), execute, source)
+    return Code(text, source, namespace, execute, ast.parse(text, file))
 
 
 def _writer(file: Path) -> Callable[[Progress], None]:

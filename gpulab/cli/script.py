@@ -17,7 +17,7 @@ from gpulab.errors import UsageError
 from gpulab.user_code import runs_users_code
 
 if TYPE_CHECKING:
-    from gpulab.tuning.code import TextCode
+    from gpulab.tuning.code import Code
     from gpulab.tuning.execute import Execution
 
 runs_users_code(__file__)
@@ -56,7 +56,7 @@ class Script:
         """By which its lines are known: a cell's files lie in a folder that only gpulab knows."""
         return os.path.abspath(self._path) if self._before is None else os.path.basename(self._path)
 
-    def code(self) -> TextCode:
+    def code(self) -> Code:
         """What can run again; it is prepared. Raises UsageError where it does not parse."""
         from gpulab.api.ranked_experiment import file_code
 

@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, MutableMapping
 from types import FunctionType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,102 +19,39 @@ from gpulab.user_code import CELL_WITHOUT_IPYTHON, runs_users_code
 runs_users_code(__file__)
 
 
-class Code(Protocol):
-    """The code of the user that is run again and again, unmodified.
+class Code(Struct, frozen=True):
+    """The code of the user that is run again and again, unmodified: a tree that `execute` runs, or a function.
 
-    `names` are those of `namespace` that it uses itself; None: it may use all. `roots` are objects besides, from which
-    its state is reached; `variables` those that can be set.
+    A cell runs in `namespace`. A function has no arguments; its variables are those of the module or notebook where it
+    was written, and its state is reached through it.
     """
 
-    @property
-    def text(self) -> str: ...
-    @property
-    def source(self) -> Literal["cell", "statement", "block", "script"]: ...
-    @property
-    def namespace(self) -> dict[str, Any]: ...
-    @property
-    def names(self) -> frozenset[str] | None: ...
-    @property
-    def roots(self) -> tuple[object, ...]: ...
-    @property
-    def variables(self) -> Variables: ...
-
-    def run(self) -> object:
-        """Run it once, as the user would; its exceptions pass."""
-
-    def replacing(self, variables: Mapping[str, Plain]) -> Code:
-        """The same code with these of the literals replaced that it assigns at its top."""
-
-    def through(self, names: MutableMapping[str, Any]) -> Code:
-        """The same code, whose own lines use its namespace through this."""
-
-
-class FunctionCode(Struct, frozen=True):
-    """A function without arguments. Its variables are those of the module or notebook where it was written."""
-
-    function: Callable[[], object]
-    source: Literal["block"] = "block"
-
-    @property
-    def text(self) -> str:
-        """The function's source; empty where Python cannot find it."""
-        try:
-            return inspect.getsource(self.function)
-        except (OSError, TypeError):
-            return ""
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        names: dict[str, Any] = getattr(inspect.unwrap(self.function), "__globals__", {})
-        return names
-
-    @property
-    def names(self) -> frozenset[str]:
-        """None of its globals is read by a name of its own: all that it reads is reached through the function."""
-        return frozenset()
-
-    @property
-    def roots(self) -> tuple[object, ...]:
-        return (self.function,)
-
-    def run(self) -> object:
-        return self.function()
-
-    @property
-    def variables(self) -> Variables:
-        function = inspect.unwrap(self.function)
-        if isinstance(function, FunctionType):
-            return Variables.of_function(function)
-        return Variables({}, frozenset(), {})
-
-    def replacing(self, variables: Mapping[str, Plain]) -> FunctionCode:
-        """The same function: it has no literals at its top."""
-        return self
-
-    def through(self, names: MutableMapping[str, Any]) -> FunctionCode:
-        """The same function: it has no lines outside of itself."""
-        return self
-
-
-class TextCode(Struct, frozen=True):
-    """The text of a cell that runs in `namespace`. `execute` runs a tree, whose lines use these names."""
-
-    text: str
+    text: str  # empty where Python cannot find it
+    source: Literal["cell", "statement", "block", "script"]
     namespace: dict[str, Any]
-    tree: ast.Module
     execute: Callable[[ast.Module, MutableMapping[str, Any]], object]
-    source: Literal["cell", "statement", "script"] = "cell"
-    seen_through: MutableMapping[str, Any] | None = None
+    tree: ast.Module
+    function: Callable[[], object] | None = None
+    own_names: MutableMapping[str, Any] | None = None  # through which its lines use the namespace; None: as it is
 
     @classmethod
-    def parsed(cls, text: str, namespace: dict[str, Any]) -> TextCode:
+    def of_function(cls, function: Callable[[], object]) -> Code:
+        try:
+            text = inspect.getsource(function)
+        except (OSError, TypeError):
+            text = ""
+        namespace = getattr(inspect.unwrap(function), "__globals__", {})
+        return cls(text, "block", namespace, lambda tree, names: function(), ast.Module([], []), function)
+
+    @classmethod
+    def of_text(cls, text: str, namespace: dict[str, Any]) -> Code:
         """Without IPython, and so without its syntax. Raises UsageError where it does not parse."""
 
         def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:
             exec(compile(tree, CELL_WITHOUT_IPYTHON, "exec"), namespace, names)
 
         try:
-            return cls(text, namespace, ast.parse(text), execute)
+            return cls(text, "cell", namespace, execute, ast.parse(text))
         except SyntaxError as e:
             raise UsageError(f"The code does not parse: {e}.") from None
 
@@ -126,32 +63,40 @@ class TextCode(Struct, frozen=True):
         cell: Cell,
         source: Literal["cell", "statement"] = "cell",
         local_ns: dict[str, Any] | None = None,
-    ) -> TextCode:
+    ) -> Code:
         """As IPython runs it, in the user's namespace."""
 
         def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> object:
             return replace(cell, tree=tree).run(shell, names)
 
-        return cls(text, shell.user_ns if local_ns is None else local_ns, cell.tree, execute, source)
+        return cls(text, source, shell.user_ns if local_ns is None else local_ns, execute, cell.tree)
 
     @property
     def names(self) -> frozenset[str]:
+        """Those of the namespace that its own lines use: of a function none, what it reads is reached through it."""
         return names_in(self.tree)
 
     @property
     def roots(self) -> tuple[object, ...]:
-        return ()
+        """Objects besides, from which its state is reached."""
+        return () if self.function is None else (self.function,)
 
     @property
     def variables(self) -> Variables:
-        return Variables.of(self.tree, self.namespace)
+        """Those that can be set."""
+        if self.function is None:
+            return Variables.of(self.tree, self.namespace)
+        function = inspect.unwrap(self.function)
+        return Variables.of_function(function) if isinstance(function, FunctionType) else Variables({}, frozenset(), {})
 
     def run(self) -> object:
-        """Run it; the value of its last expression, where IPython gives one."""
-        return self.execute(self.tree, self.namespace if self.seen_through is None else self.seen_through)
+        """Run it once, as the user would; its exceptions pass. The value of its last expression, where there is one."""
+        return self.execute(self.tree, self.namespace if self.own_names is None else self.own_names)
 
-    def replacing(self, variables: Mapping[str, Plain]) -> TextCode:
+    def replacing(self, variables: Mapping[str, Plain]) -> Code:
+        """The same code with these of the literals replaced that it assigns at its top."""
         return replace(self, tree=replace_literals(self.tree, variables)) if variables else self
 
-    def through(self, names: MutableMapping[str, Any]) -> TextCode:
-        return replace(self, seen_through=names)
+    def through(self, names: MutableMapping[str, Any]) -> Code:
+        """The same code, whose own lines use its namespace through this."""
+        return replace(self, own_names=names)

@@ -26,7 +26,7 @@ from gpulab.capture.stack_sampler import ThreadSampler, own_layout
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Place, Run, StackSamples, Timeline
 from gpulab.timeline.labels import labels
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from tests.support import synthetic
 from tests.support.kernel_session import kernel
 from tests.support.paths import ROOT
@@ -267,7 +267,7 @@ def test_code_of_a_thread_is_seen_as_well() -> None:
 
     def work() -> None:
         with gpulab.profile(show=False, save=False, trace_steps=8, source="cell", code=text) as p:
-            TextCode.parsed(text, {}).run()
+            Code.of_text(text, {}).run()
         runs.append(p.run)
 
     thread = threading.Thread(target=work)

@@ -32,7 +32,7 @@ from gpulab.bench.session import (
 )
 from gpulab.errors import UsageError
 from gpulab.tuning import resolve
-from gpulab.tuning.code import Code, TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan
 from gpulab.tuning.runner import Runner
@@ -43,7 +43,7 @@ from tests.tuning.cells import CELL, SETUP, same, weights
 
 PATIENCE_S = 120.0
 STEPS_S = {"baseline": 0.04, "workers=2": 0.02, "batch_size=16": 0.04, "workers=2, batch_size=16": 0.02}
-CODE = TextCode.parsed("for x in loader:\n    step(x)", {"loader": [], "step": print})
+CODE = Code.of_text("for x in loader:\n    step(x)", {"loader": [], "step": print})
 
 
 class Bench:
@@ -187,7 +187,7 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
     assert root.edit["texts"] == [changed, CODE.text, other], "looked for: what the cell has, else what it had"
     click(alive, "applied", row=sixteen.id)
     for text in (CODE.text, changed, other):
-        kept = BenchSession(TextCode.parsed(f"{text}\n", {"loader": [], "step": print})).bench
+        kept = BenchSession(Code.of_text(f"{text}\n", {"loader": [], "step": print})).bench
         assert {row.title for row in kept.rows} >= {"two workers", "batch_size=16"} and len(kept.rows) == 6
     undone = BenchSession(CODE).bench
     assert undone.baseline is not None and undone.baseline.id == first.id and len(undone.own) == 3
@@ -209,7 +209,7 @@ def test_after_a_restart_the_last_bench_opens_again(bench: Bench, monkeypatch: p
     assert again._news == MEASURED_AGAIN and again._observation == kept.observation, "the toggles show what it had"
     again.run(batch_size=16)
     assert bench.done[-1] == [] and again._news == "" and len(again.rows) == 3
-    alone = BenchSession(TextCode.parsed(CODE.text, {}), engine=bench.engine)
+    alone = BenchSession(Code.of_text(CODE.text, {}), engine=bench.engine)
     bench.before = lambda runner: eval("loader", runner._code.namespace)
     said = list[str]()
     monkeypatch.setattr(alone, "_draw_status", lambda status=None: said.append(status.message if status else ""))
@@ -414,7 +414,7 @@ def test_a_real_run_leaves_the_training_where_it_was() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(SETUP, names)
     before, random = weights(names), torch.get_rng_state()
-    opened = BenchSession(TextCode.parsed(CELL, names), save=False, steps=3)
+    opened = BenchSession(Code.of_text(CELL, names), save=False, steps=3)
     try:
         opened.run(batch_size=8)
     finally:

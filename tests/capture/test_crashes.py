@@ -22,7 +22,7 @@ from gpulab.capture.recorder import Capture
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution, Stopper, run_block
 from gpulab.tuning.plan import Size
 from gpulab.tuning.record import Block, Experiment
@@ -274,7 +274,7 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
 
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(SETUP, namespace)
-    cell = TextCode.parsed(CELL, namespace)
+    cell = Code.of_text(CELL, namespace)
     monkeypatch.setattr(Pilot, "_note_feeder", broken)
     ended = run_block(Execution(cell), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
@@ -283,7 +283,7 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
 def test_a_block_tells_how_long_it_had_a_core() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(SETUP, namespace)
-    block = run_block(Execution(TextCode.parsed(CELL, namespace)), Size(1, 2), Stopper(), on_gpu=False)
+    block = run_block(Execution(Code.of_text(CELL, namespace)), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(block, Block) and block.time_ns > 0
     known = block.own_fraction is not None and 0 < block.own_fraction <= 1
     assert known if sys.platform == "linux" else block.own_fraction is None

@@ -15,7 +15,7 @@ import torch
 from gpulab.capture import gpu
 from gpulab.capture.gpu import Moved, PeakMemory, count_anew, moved, working_gpus
 from gpulab.run import Category, Choice, Device, Memory, Missing, Samples, Series, Settings
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution, Stopper, run_full
 from tests.support.fake_cuda import FakeCuda
 from tests.support.timelines import MAIN, OTHER_GPU, STREAM, STREAM_2, Span, timeline
@@ -179,7 +179,7 @@ for _ in range(2):
     runs = []
     for gib in (10, 4):
         names = {"fake": fake_cuda, "size": gib * GIB}
-        execution = Execution(TextCode.parsed(code, names))
+        execution = Execution(Code.of_text(code, names))
         settings = Settings(live=False, save=False, trace=False, device="cpu")
         full_run = run_full(execution, settings, Stopper(), None, quiet=True)
         assert full_run.error is None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpulab.knobs import variable_reads
 from gpulab.knobs.knob import Verification
 from gpulab.run import Loader, Run
-from gpulab.tuning.code import FunctionCode, TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution
 from gpulab.tuning.resolve import ResolvedArm, Setting
 from tests.support.synthetic import no_step_case
@@ -27,7 +27,7 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     """A cell in whose namespace `x` is 1 runs with another."""
     namespace: dict[str, Any] = {"x": 1}
     exec(earlier, namespace)
-    written = TextCode.parsed(cell, namespace)
+    written = Code.of_text(cell, namespace)
     found = written.variables.literals.get("x", 1)
     used = "x" in written.variables.used
     execution = Execution(written, ResolvedArm((Setting("x", x, None, found, used=used),)))
@@ -97,16 +97,14 @@ def test_anothers_profile_function_stays() -> None:
 def test_own_lines_assign_and_delete_in_the_namespace() -> None:
     namespace: dict[str, Any] = {"x": 2, "z": 1}
     with variable_reads.watching(namespace, {"x": 2}) as (lines, _):
-        TextCode.parsed("import math as m\ny = x\ndel z\ndef f():\n    return y\nw = f()", namespace).through(
-            lines
-        ).run()
+        Code.of_text("import math as m\ny = x\ndel z\ndef f():\n    return y\nw = f()", namespace).through(lines).run()
     assert namespace["w"] == 2 and "z" not in namespace and namespace["m"].pi
 
 
 def test_a_function_as_code() -> None:
     namespace: dict[str, Any] = {"x": 2}
     exec(FUNCTION, namespace)
-    code = FunctionCode(namespace["f"])
+    code = Code.of_function(namespace["f"])
     with variable_reads.watching(code.namespace, {"x": 2}) as (lines, logs):
         code.through(lines).run()
     assert logs["x"].notes == ["f ran, which reads the variable"]

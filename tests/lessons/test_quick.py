@@ -11,7 +11,7 @@ from gpulab.lessons.catalogue import LESSONS
 from gpulab.lessons.check import Speed, judge_speed, time_pairs
 from gpulab.lessons.search import Trial, endless, run_trials
 from gpulab.options import QUICK_NOTE, QUICK_VARIABLE
-from gpulab.tuning.code import FunctionCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.runner import Runner
 from tests.lessons.whole import chosen
@@ -33,7 +33,7 @@ def test_a_plan_is_bounded(
     monkeypatch: pytest.MonkeyPatch, value: str, asked: Plan, planned: tuple[int, int, int]
 ) -> None:
     monkeypatch.setenv(QUICK_VARIABLE, value)
-    runner = Runner(FunctionCode(lambda: None), asked)
+    runner = Runner(Code.of_function(lambda: None), asked)
     plan = runner._plan
     assert (plan.pairs, plan.block_steps, plan.seeds) == planned
     assert runner._notes == ([QUICK_NOTE] if value == "1" else []), "who forgets it is told"

@@ -14,7 +14,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Device, Loader, Memory
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan
@@ -78,7 +78,7 @@ class Machine(Struct):
 
     def climber(self, **bounds: object) -> Climber:
         """A climber on this machine."""
-        code = TextCode.parsed("workers = 0\n", {})
+        code = Code.of_text("workers = 0\n", {})
         given = Bounds(**bounds)  # type: ignore[arg-type]
         return Climber(
             code,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gpulab.tuning import plan
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.plan import ENDING_S, Arm, Budget, Plan, Progress, default_budget_s
 from gpulab.tuning.record import Experiment
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns
 
-CODE = TextCode.parsed("workers = 0\n", {})
+CODE = Code.of_text("workers = 0\n", {})
 
 
 def arms(count: int) -> tuple[Arm, ...]:
@@ -107,7 +107,7 @@ def screened(monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], budget_s
     runs = ScriptedRuns(lambda label: step_s[int(label.partition("=")[2] or 0)]).install(monkeypatch)
     arms = tuple(Arm({"size": size}) for size in step_s if size)
     plan = Plan(arms=arms, budget_s=budget_s, screening=True, save=False)
-    runs.experiment = runs.conduct(TextCode.parsed("size = 0\nx = size\n", {}), plan)  # type: ignore[attr-defined]
+    runs.experiment = runs.conduct(Code.of_text("size = 0\nx = size\n", {}), plan)  # type: ignore[attr-defined]
     return runs
 
 

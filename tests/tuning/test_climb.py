@@ -37,7 +37,7 @@ from gpulab.tuning.climb_policy import (
     ways_back,
 )
 from gpulab.tuning.climb_record import Bounds
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks, compare_sequential
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment, LossComparison, Side
@@ -231,7 +231,7 @@ def test_the_users_file_says_what_full_memory_is(
     scripted = functools.partial(Climber, engine=machine._engine)  # type: ignore[arg-type]
     monkeypatch.setattr(climb, "Climber", scripted)
     monkeypatch.setattr(climb, "_diagnosed", machine._diagnosed)
-    climbed = conduct(TextCode.parsed("workers = 0\n", {}), Bounds(rungs=1, save=False), show=False)
+    climbed = conduct(Code.of_text("workers = 0\n", {}), Bounds(rungs=1, save=False), show=False)
     assert [rung.outcome for rung in climbed.rungs] == [outcome]
 
 

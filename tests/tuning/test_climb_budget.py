@@ -9,7 +9,7 @@ import pytest
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
-from gpulab.tuning.code import Code, TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan, Progress
 from gpulab.tuning.runner import Runner
@@ -17,7 +17,7 @@ from gpulab.views.climb import Climbed
 from tests.support.scripted_climb import finding, nothing_foretold
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns
 
-CODE = TextCode.parsed("workers = 0\n", {})
+CODE = Code.of_text("workers = 0\n", {})
 
 
 def climbed(runs: ScriptedRuns, budget_s: float, told: list[Progress] | None = None) -> Climb:

@@ -161,7 +161,7 @@ def test_an_error_under_a_knob_is_a_result(names: dict[str, Any]) -> None:
 
 def interrupted_at(what: str, names: dict[str, Any]) -> Any:
     from gpulab.api.experiment import conduct
-    from gpulab.tuning.code import TextCode
+    from gpulab.tuning.code import Code
     from gpulab.tuning.plan import Arm, Plan
 
     def tell(progress: Progress) -> None:
@@ -170,7 +170,7 @@ def interrupted_at(what: str, names: dict[str, Any]) -> Any:
 
     plan = Plan((Arm({"workers": 1}),), block_steps=4, pairs=5, save=False)
     with pytest.raises(KeyboardInterrupt):
-        conduct(TextCode.parsed(CELL, names), plan, show=False, tell=tell)
+        conduct(Code.of_text(CELL, names), plan, show=False, tell=tell)
     return gpulab.experiments[-1]
 
 
@@ -272,11 +272,11 @@ def test_the_record_of_a_run_holds_the_threads_it_was_given(names: dict[str, Any
 
 
 def test_steps_that_were_asked_for_make_a_single_run_longer(names: dict[str, Any]) -> None:
-    from gpulab.tuning.code import TextCode
+    from gpulab.tuning.code import Code
     from gpulab.tuning.plan import Arm, Plan
     from gpulab.tuning.runner import Runner
 
-    code = TextCode.parsed("for _ in range(3):\n" + CELL.replace("\n", "\n    "), names)
+    code = Code.of_text("for _ in range(3):\n" + CELL.replace("\n", "\n    "), names)
     plans = [Plan((Arm({"pause": 0.001}),), block_steps=n, interleaved=False, save=False) for n in (20, 35)]
     counts = [[len(s.facts.run.steps) for s in Runner(code, plan).run().sides if s.facts] for plan in plans]
     assert [after - before for before, after in zip(*counts, strict=True)] == [15, 15]

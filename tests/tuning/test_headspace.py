@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import gpulab
 from gpulab.errors import UsageError
 from gpulab.tuning import headspace_data
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.headspace import Differential, Headspace
 from gpulab.tuning.headspace_data import KEPT, kept_batches
 from gpulab.tuning.record import Experiment
@@ -91,7 +91,7 @@ def test_files_that_the_steps_read_are_dropped_from_memory(tmp_path: Path, monke
         drop(paths)
 
     monkeypatch.setattr(headspace_data, "drop", noted)
-    test = Differential(TextCode.parsed(CELL, names(DataLoader(dataset, batch_size=4))), budget_s=600, steps=3, pairs=2)
+    test = Differential(Code.of_text(CELL, names(DataLoader(dataset, batch_size=4))), budget_s=600, steps=3, pairs=2)
     found = test.headspace()
     assert {str(tmp_path / f"{i}.bin") for i in range(12)} <= set(test._files)
     if headspace_data.why_not(test._files):
@@ -132,7 +132,7 @@ def test_batches_too_large_for_the_device_stay_in_host_memory(
 ) -> None:
     monkeypatch.setattr("gpulab.tuning.headspace._torch_name", lambda device: "elsewhere")
     test = Differential(
-        TextCode.parsed(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=200, steps=3, pairs=2
+        Code.of_text(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=200, steps=3, pairs=2
     )
     probe = test._probe
 

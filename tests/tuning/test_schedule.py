@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from gpulab.knobs.variables import Variables
 from gpulab.run import Loader, Run, StepFlag
 from gpulab.tuning import plan
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution
 from gpulab.tuning.plan import Arm, Plan, Size
 from gpulab.tuning.resolve import ResolvedArm, Setting
@@ -99,7 +99,7 @@ def test_what_the_runs_of_a_plan_are_called(settings: list[dict[str, Any]], name
     assert [plan.run_name(arm) for arm in (plan.base, *plan.arms)][: len(labels)] == labels
 
 
-class Counting(TextCode, frozen=True):
+class Counting(Code, frozen=True):
     """Counts how often somebody looks for its variables."""
 
     looks: ClassVar[int] = 0
@@ -113,7 +113,7 @@ class Counting(TextCode, frozen=True):
 @pytest.mark.parametrize(("text", "within"), [("y = x", 2), ("x = 1\ny = x", 1)])
 def test_variables_are_looked_for_once_not_in_each_block(text: str, within: int) -> None:
     namespace = {"x": 1}
-    parsed = TextCode.parsed(text, namespace)
+    parsed = Code.of_text(text, namespace)
     code = Counting(**asdict(parsed))
     Counting.looks = 0
     execution = Execution(code, ResolvedArm((Setting("x", 2, None),)))

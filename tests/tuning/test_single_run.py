@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.errors import UsageError
 from gpulab.run import Change, Run
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment
@@ -22,7 +22,7 @@ from gpulab.tuning.resolve import Objects, ResolvedArm, check_arms, observation_
 from gpulab.tuning.runner import Runner
 from tests.tuning.cells import CELL as LOOP
 
-NO_READER = TextCode.parsed("lr = 0.1", {})
+NO_READER = Code.of_text("lr = 0.1", {})
 OWN_SAMPLER = """
 from torch.utils.data import BatchSampler, SequentialSampler
 class Batches(BatchSampler):
@@ -31,13 +31,13 @@ loader = DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 4, Fals
 """
 
 
-def before(code: TextCode, **settings: Any) -> ResolvedArm:
+def before(code: Code, **settings: Any) -> ResolvedArm:
     """What is known of settings before anything runs."""
     return resolve(Arm(settings), code, Objects(code, observation_of(code)))
 
 
 def execution_of(cell: str, names: dict[str, Any], **settings: Any) -> Execution:
-    code = TextCode.parsed(cell, names)
+    code = Code.of_text(cell, names)
     return Execution(code, before(code, **settings))
 
 
@@ -84,7 +84,7 @@ def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> Non
 
 
 def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> None:
-    code = TextCode.parsed(LOOP, names)
+    code = Code.of_text(LOOP, names)
     exec(OWN_SAMPLER, names)
     refused = before(code, batch_size=8).refused
     assert "its own batch_sampler" in refused
@@ -98,14 +98,14 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
 
 
 def test_a_remembered_observation_never_refuses(names: dict[str, Any]) -> None:
-    code = TextCode.parsed(LOOP, names)
+    code = Code.of_text(LOOP, names)
     observation = changing_scene(code)
     remember(code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),)))
     assert observation_of(code) is not None
     assert not before(code, batch_size=8).refused
 
 
-def changing_scene(code: TextCode) -> Any:
+def changing_scene(code: Code) -> Any:
     from gpulab.knobs.observer import observe
 
     with gpulab.profile(live=False, save=False, show=False, device="cpu") as profile, observe() as seen:
@@ -139,7 +139,7 @@ def test_workers_that_cannot_import_the_dataset(
     names: dict[str, Any], cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exec(LOCAL + "loader = DataLoader(items, batch_size=4)\ndef train():\n    for x in loader: pass", names)
-    code = TextCode.parsed(cell, names)
+    code = Code.of_text(cell, names)
     assert not before(code, workers=2).refused
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__spec__", None)
@@ -149,7 +149,7 @@ def test_workers_that_cannot_import_the_dataset(
         check_arms([Arm({"workers": 2})], code)
     assert not before(code, workers=0).refused
     names["loader"] = DataLoader(TensorDataset(torch.ones(8)), batch_size=4)
-    assert not before(TextCode.parsed(f"len(items)\n{LOOP}", names), workers=2).refused, "it is not loaded from"
+    assert not before(Code.of_text(f"len(items)\n{LOOP}", names), workers=2).refused, "it is not loaded from"
 
 
 # -- variables ------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_what_built_the_model_is_no_variable_of_its_training(names: dict[str, An
     names["hidden"] = 64
     names["model"].hidden = 64
     with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not appear to read it"):
-        before(TextCode.parsed(LOOP, names), hidden=512)
+        before(Code.of_text(LOOP, names), hidden=512)
 
 
 # -- what is the same as the cell has it ----------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_what_built_the_model_is_no_variable_of_its_training(names: dict[str, An
 
 def compared(names: dict[str, Any], cell: str = LOOP, *, interleaved: bool = True, **settings: Any) -> Experiment:
     plan = Plan((Arm(settings),), block_steps=2, pairs=2, interleaved=interleaved, save=False)
-    return Runner(TextCode.parsed(cell, names), plan).run()
+    return Runner(Code.of_text(cell, names), plan).run()
 
 
 def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any]) -> None:
@@ -197,7 +197,7 @@ def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any
 def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]) -> None:
     found = compared(names, "lr = 0.1\nscale = 1.0\nrate = [scale]\n" + LOOP, lr=0.5, scale=2.0, accumulate=1)
     assert "scale" in found.sides[1].edit and "lr = 0.5" not in found.sides[1].edit
-    decided = resolve(Arm({"lr": 0.5, "batch_size": 4}), NO_READER, changing_scene(TextCode.parsed(LOOP, names)))
+    decided = resolve(Arm({"lr": 0.5, "batch_size": 4}), NO_READER, changing_scene(Code.of_text(LOOP, names)))
     assert decided.changes_training(()) == "your code computes with another `lr`"
     idle = Change("lr", "0.5", "0.1", "variable", "no effect", "")
     assert decided.changes_training((idle,)) == ""
@@ -217,4 +217,4 @@ def test_objects_that_cannot_be_looked_at_cost_nothing(names: dict[str, Any]) ->
         "odd, dark = Odd(data), Dark()",
         names,
     )
-    assert not before(TextCode.parsed("print(odd, dark)\n" + LOOP, names), batch_size=5000).refused
+    assert not before(Code.of_text("print(odd, dark)\n" + LOOP, names), batch_size=5000).refused

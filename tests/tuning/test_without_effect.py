@@ -13,7 +13,7 @@ import gpulab
 from gpulab.errors import UsageError
 from gpulab.knobs import loader_options
 from gpulab.run import Device
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.resolve import check
 from tests.support.scripted_runs import ScriptedRuns
@@ -30,7 +30,7 @@ def names() -> dict[str, Any]:
 
 def refused(code: str, names: dict[str, Any], *arms: dict[str, Any]) -> str:
     with pytest.raises(UsageError) as said:
-        check(TextCode.parsed(code, names), Plan(tuple(map(Arm, arms))))
+        check(Code.of_text(code, names), Plan(tuple(map(Arm, arms))))
     return str(said.value)
 
 
@@ -67,12 +67,12 @@ def test_what_cannot_act_is_said_before_anything_runs(
     if words:
         assert words in refused(code, names, *arms)
     else:
-        check(TextCode.parsed(code, names), Plan(tuple(map(Arm, arms))))
+        check(Code.of_text(code, names), Plan(tuple(map(Arm, arms))))
 
 
 def test_a_sweep_goes_on_without_the_value_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = ScriptedRuns(lambda label: 0.05).install(monkeypatch)
-    code = TextCode.parsed("workers = 0\n", {})
+    code = Code.of_text("workers = 0\n", {})
     experiment = runs.conduct(code, Plan((Arm({"workers": 0}), Arm({"workers": 1})), pairs=2, save=False))
     assert [settings.knobs for settings in runs.full_runs] == [{}, {"workers": "1"}]
     assert set(runs.blocks) == {"baseline", "workers=1"}
