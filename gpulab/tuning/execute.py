@@ -6,7 +6,6 @@ import gc
 import math
 import random
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -137,10 +136,13 @@ class FullRun(Struct, frozen=True):
 class Stopper(Struct):
     """Ends what runs now at its next step, and everything after it."""
 
-    asked: bool = False
+    requested: bool = False
     late: Callable[[], bool] = lambda: False  # the time is over: what runs then is ended as well
     current: Capture | ShortRun | None = None
     after: str = ""  # a run has ended: what is done with it, in words
+    limit_s: float = math.inf  # of a full run, from its first step on
+    effects: Mapping[str, KnobEffects] = {}  # of its settings
+    _first_step_s: float | None = None  # when its first step was complete: it may have compiled the model
 
     @property
     def words(self) -> str:
@@ -160,10 +162,10 @@ class Stopper(Struct):
 
     @property
     def ends(self) -> bool:
-        return self.asked or self.late()
+        return self.requested or self.late()
 
     def stop(self) -> None:
-        self.asked = True
+        self.requested = True
         self.cut()
 
     def cut(self) -> None:
@@ -176,38 +178,26 @@ class Stopper(Struct):
         elif current is not None:
             current.stop()
 
-    def now(self, current: Capture | ShortRun | None) -> None:
-        self.current = current
-        if self.ends and current is not None:
+    def poll(self) -> None:
+        """End a full run that is over its limit; from another thread, again and again."""
+        current = self.current
+        if isinstance(current, Capture) and math.isfinite(self.limit_s) and self._is_over_limit(current):
+            current.request_stop()
+
+    def _is_over_limit(self, capture: Capture) -> bool:
+        """What a knob needs to get ready does not count."""
+        spent_s = capture.now() / 1e9
+        if self._first_step_s is None and capture.step_count:
+            self._first_step_s = spent_s
+        if self._first_step_s is not None:
+            return spent_s - self._first_step_s > self.limit_s
+        return spent_s - sum(one.preparation_s for one in list(self.effects.values())) > PREPARATION_LIMIT_S
+
+    def start(self, current: Capture | ShortRun) -> None:
+        """This runs from now on."""
+        self._first_step_s, self.current = None, current
+        if self.ends:
             self.cut()
-
-
-class _Limit:
-    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
-
-    def __init__(self, capture: Capture, effects: Mapping[str, KnobEffects], limit_s: float) -> None:
-        self._capture = capture
-        self._effects = effects
-        self._limit_s = limit_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._wait, name="gpulab-run-limit", daemon=True)
-        self._thread.start()
-
-    def _wait(self) -> None:
-        first_s: float | None = None  # when the first step was complete: it may have compiled the model
-        while not self._over.wait(0.25):
-            spent_s = self._capture.now() / 1e9
-            if first_s is None and self._capture.step_count:
-                first_s = spent_s
-            prepared_s = sum(one.preparation_s for one in list(self._effects.values()))
-            late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > self._limit_s
-            if late and math.isfinite(self._limit_s):
-                self._capture.request_stop()
-                return
-
-    def cancel(self) -> None:
-        self._over.set()
-        self._thread.join()
 
 
 def run_full(
@@ -226,18 +216,17 @@ def run_full(
     each step of it, `ends_alone` is false: SIGTERM is left to the caller.
     """
 
-    def keep(run: Run, write_trace: WriteTrace | None) -> None:
+    def save(run: Run, write_trace: WriteTrace | None) -> None:
         _save(run, write_trace, store)
 
     code = execution.code
-    capture = Capture(settings, code.source, code.text, keep=keep if store is not None and ends_alone else None)
-    losses, counted = Losses(), count_anew()
+    capture = Capture(settings, code.source, code.text, keep=save if store is not None and ends_alone else None)
+    losses, choice = Losses(), count_anew()
+    stopper.limit_s, stopper.effects = limit_s, execution.effects
     capture.start()
     try:
         origin_ns = perf_counter_ns() - capture.now()
-        limit = _Limit(capture, execution.effects, limit_s)
         error = _execute(execution, capture, stopper, losses, in_full=True, quiet=quiet)
-        limit.cancel()
         stopper.after = "reading its trace" if settings.trace else ""
         outcome, detail = outcome_of(error)
         error = _unless_own(capture, error)
@@ -245,8 +234,8 @@ def run_full(
             run, write_trace = capture.finish(outcome, detail)
         except Exception as fault:
             raise error or fault from None  # a fault of ours must not take the place of what the code raised
-        if counted is not None:
-            run = replace(run, choices=(*run.choices, counted))
+        if choice is not None:
+            run = replace(run, choices=(*run.choices, choice))
         if error is None:
             run = replace(run, changes=execution.changes(run))
         path, unsaved = (None, "") if capture.terminated else _save(run, write_trace, store)
@@ -311,7 +300,7 @@ def _execute(
     Knobs that are taken out after it may raise on top of what the code raised, on a lost GPU for one.
     """
     own: BaseException | None = None
-    stopper.now(capture)
+    stopper.start(capture)
     try:
         with ExitStack() as stack:
             code = stack.enter_context(execution.applied(in_full=in_full))
@@ -329,7 +318,7 @@ def _execute(
     except BaseException as e:
         return _first(own, e)
     finally:
-        stopper.now(None)
+        stopper.current = None
     return None
 
 
@@ -368,16 +357,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 def release(error: BaseException | None) -> None:
     """Let go of everything that a failed run holds through its traceback, and give cached device memory back."""
-    waiting, seen = [error], set[int]()
-    while waiting:
-        e = waiting.pop()
-        if e is None or id(e) in seen:
+    chain, done = [error], set[int]()
+    while chain:
+        e = chain.pop()
+        if e is None or id(e) in done:
             continue
-        seen.add(id(e))
+        done.add(id(e))
         with suppress(Exception):
             traceback.clear_frames(e.__traceback__)
         e.__traceback__ = None
-        waiting += [e.__cause__, e.__context__]
+        chain += [e.__cause__, e.__context__]
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

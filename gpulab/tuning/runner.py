@@ -117,7 +117,7 @@ class Runner:
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
-        with threads.measuring(), interrupts_heard(self.stop) as heard, repeated(self._look):
+        with threads.measuring(), interrupts_heard(self.stop) as heard, repeated(self._poll):
             self._check()
             detect_device(self._plan.device)
             start = self._start = Start(self._code)
@@ -476,7 +476,7 @@ class Runner:
     @property
     def _halted(self) -> bool:
         """By the user, or by an error."""
-        return self._stopped or self._stopper.asked or self.error is not None
+        return self._stopped or self._stopper.requested or self.error is not None
 
     @property
     def _ended(self) -> bool:
@@ -493,8 +493,9 @@ class Runner:
         self._now = progress
         self.tell(self._budget.timed(progress))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """On another thread, again and again: whether the time is over, and how far the current run is."""
+        self._stopper.poll()
         if self._budget.over and not self._ranks.is_of_several:
             self._stopper.cut()
         now = self._stopper.progress(self._now, self._steps)

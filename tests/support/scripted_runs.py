@@ -30,7 +30,7 @@ class ScriptedRuns(Struct, dict=True):
     full_runs: list[Settings] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
     told: list[Progress] = field(default_factory=list)
-    look: Callable[[], None] = lambda: None  # what the runner's other thread does
+    poll: Callable[[], None] = lambda: None  # what the runner's other thread does
     on_block: Callable[[ScriptedRuns], None] = lambda runs: None
 
     def clock(self) -> float:
@@ -47,7 +47,7 @@ class ScriptedRuns(Struct, dict=True):
 
     def runner(self, code: Any, plan: Plan, step_s: float | None = None) -> Runner:
         runner = Runner(code, plan, self.told.append, step_s=step_s, clock=self.clock)
-        self.look = runner._look
+        self.poll = runner._poll
         return runner
 
     def run_full(
@@ -66,7 +66,7 @@ class ScriptedRuns(Struct, dict=True):
         for number in range(most):
             self.now_s += step_s
             stopper.current = SimpleNamespace(step_count=number + 1, beside_steps="", stop=_nothing)  # type: ignore[assignment]
-            self.look()
+            self.poll()
             if stopper.ends or self.now_s - began_s - step_s > limit_s:
                 break
         stopper.current = None
