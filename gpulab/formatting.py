@@ -234,6 +234,11 @@ def _finite(value: object) -> object:
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def settings_words(settings: Mapping[str, object]) -> str:
+    """As in `--ab`: "workers=2, amp=bf16"."""
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
 def picked(record: object, *names: str) -> dict[str, object]:
     """Attributes of a record by their names; where there is no record, None for each."""
     return {name: None if record is None else getattr(record, name) for name in names}

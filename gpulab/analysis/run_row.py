@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from gpulab.analysis.facts import Facts, facts
+from gpulab.formatting import settings_words
 from gpulab.run import Run
 
 Cell = str | int | float | bool | None
@@ -72,4 +73,4 @@ def run_row(run: Run) -> dict[str, Cell]:
 
 def _changes(run: Run) -> str:
     """As a user sets them: "workers=4, amp=bf16"."""
-    return ", ".join(f"{knob}={value}" for knob, value in run.settings.knobs.items())
+    return settings_words(run.settings.knobs)

@@ -13,12 +13,11 @@ from gpulab.knobs.variables import Plain
 from gpulab.run import Run
 from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
-from gpulab.tuning.bench import Speed, speed_of
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan, step_s
-from gpulab.tuning.record import Comparison, Experiment
+from gpulab.tuning.record import Comparison, Experiment, Speed
 from gpulab.tuning.resolve import check, observation_of
 from gpulab.tuning.runner import Runner
 from gpulab.views.comparison import Compared, Comparing
@@ -180,7 +179,7 @@ def remember_experiment(result: Comparison | Experiment) -> Compared:
     experiments.append(compared)
     for comparison in compared.comparisons:
         if comparison.b.facts is not None:
-            remember_speed(comparison.b.facts.run.id, speed_of(comparison))
+            remember_speed(comparison.b.facts.run.id, comparison.speed)
     return compared
 
 

@@ -29,7 +29,7 @@ from gpulab.views.report.sections import opening
 from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
-    from gpulab.tuning.bench import Speed
+    from gpulab.tuning.record import Speed
     from gpulab.views.comparison import Compared
 
 speeds: dict[str, Speed] = {}  # by run: how its blocks, interleaved with the baseline's, compare with these

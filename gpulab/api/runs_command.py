@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from gpulab.analysis.steps import select, spread_of_steps, steps_per_round
 from gpulab.errors import UsageError
-from gpulab.formatting import duration, plural, size
+from gpulab.formatting import duration, plural, settings_words, size
 from gpulab.run import Run
 from gpulab.store.folders import Store
 from gpulab.store.lookup import Entry
@@ -83,7 +83,7 @@ def _cells(row: Entry, run: Run) -> tuple[str, ...]:
 
 def _called(row: Entry, run: Run) -> str:
     """Its name, what was changed for it where the name does not say so, and its ranks."""
-    changed = ", ".join(f"{name}={value}" for name, value in run.settings.knobs.items())
+    changed = settings_words(run.settings.knobs)
     name = run.settings.name
     return " · ".join(filter(None, (name, "" if changed in name else changed, rank_words(run.job, len(row.outcomes)))))
 

@@ -10,6 +10,7 @@ from gpulab.bench import file
 from gpulab.bench.output import BenchOutput, MainThread
 from gpulab.bench.session import BenchSession
 from gpulab.errors import UsageError
+from gpulab.formatting import settings_words
 from gpulab.tuning import cell_code
 from gpulab.tuning.code import Code
 from gpulab.views.live_view import in_notebook
@@ -87,8 +88,7 @@ def offer_bench(settings: Mapping[str, str] | None = None) -> None:
     _withdraw()
     choices: list[Choice] = [(OPEN, lambda: main.call(open_it))]
     if settings:
-        named = ", ".join(f"{name}={value}" for name, value in settings.items())
-        choices.insert(0, (f"Try {named}", lambda: main.call(tried)))
+        choices.insert(0, (f"Try {settings_words(settings)}", lambda: main.call(tried)))
     offer = Offer(choices, OFFER)
     output.offer(offer.html(), OFFER)
     _offered.append(offer)

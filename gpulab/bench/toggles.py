@@ -21,6 +21,7 @@ from gpulab.knobs.observation import Observation
 from gpulab.prediction.predict import Predictor
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
+from gpulab.tuning.record import Speed
 from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
 
@@ -125,8 +126,8 @@ def _cost(prediction: Prediction, figures: Facts) -> SetupCost | None:
     """What is expected to be taken once, and after how many steps it is saved."""
     interval, step = prediction.interval, figures.typical_step_us
     said: Verdict = "faster" if interval is not None and interval[1] < 1 else "undecided"
-    step_us = step.median if step is not None else None
-    return setup_cost(prediction.setup_s, step_us, prediction.ratio, interval, said, cell_steps(figures))
+    speed = Speed(said, prediction.ratio, interval, setup_s=prediction.setup_s)
+    return setup_cost(speed, step.median if step is not None else None, cell_steps(figures))
 
 
 def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.climb import climbs
-from gpulab.formatting import percent, plural, speedup
+from gpulab.formatting import percent, plural, settings_words, speedup
 from gpulab.lessons.check import Checked, Note, Table, check_speed, exercise, right, unanswered, undecided, wrong
 from gpulab.lessons.digits import DistantDigits
 from gpulab.lessons.figures import BARE, BLUE, GREY, fill_rows, ink, ink_lines, plot, share_row
@@ -280,7 +280,7 @@ def compare_with_climb(ladder: Ladder) -> Note:
     if not climbs:
         raise NotMeasured("There is no climb yet: run %gpulab climb first.")
     climbed = climbs[-1]
-    kept = ", ".join(f"{name}={value}" for name, value in climbed.kept.items())
+    kept = settings_words(climbed.kept)
     whole = climbed.result.whole
     if not climbed.kept:
         return Note("Undecided.", "The climb kept nothing: no setting that it tried was faster for certain.")

@@ -19,7 +19,7 @@ from gpulab.analysis.ranks import compare_ranks
 from gpulab.api.experiment import code_of, conduct, experiment, experiments, main_names
 from gpulab.api.runs_command import runs
 from gpulab.errors import UsageError
-from gpulab.formatting import factor, percent, plural
+from gpulab.formatting import factor, percent, plural, settings_words
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import QUIETER, Checked, Note, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.options import is_quick
@@ -334,7 +334,7 @@ def compare_each(
     `pairs` that decide nothing no factor, and of what cannot be compared here, why.
     """
     for setting in settings:
-        named = ", ".join(f"{knob}={value}" for knob, value in setting.items())
+        named = settings_words(setting)
         try:
             with waiting(f"comparing {named}"):
                 compared = experiment(code, setting, steps=steps, pairs=pairs, budget_s=budget_s, show=False)

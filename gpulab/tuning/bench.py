@@ -14,55 +14,21 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
+from gpulab.formatting import settings_words
 from gpulab.knobs.edits import ELSEWHERE, diff
 from gpulab.knobs.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, is_decided_early, pair_ratios
-from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
+from gpulab.tuning.compare.cost import SetupCost, cell_ratio, cell_steps, setup_cost
 from gpulab.tuning.compare.headline import disturbed
 from gpulab.tuning.compare.parts import run_agrees, run_us
-from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
-from gpulab.tuning.compare.verdicts import Unit, with_times
-from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
-from gpulab.verdict import Verdict, verdict
+from gpulab.tuning.compare.verdicts import with_times
+from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side, Speed, product
+from gpulab.verdict import verdict
 
 OTHER_TIME = "the one traced run took another time than the blocks"
 LOSSES_KEPT = 400  # of a run, for its curve
-
-
-class Speed(Struct, frozen=True):
-    """How a row compares with the first: `ratio` of times, below 1 is faster; None where it cannot be given."""
-
-    verdict: Verdict
-    ratio: float | None = None
-    interval: tuple[float, float] | None = None  # 95 %
-    noise_floor: float | None = None
-    pairs: int = 0
-    per: Unit = "step"
-    setup_s: float | None = None  # that the row takes once, before its steps, and the first does not
-    is_running: bool = False  # more pairs come
-
-    @property
-    def times_as_fast(self) -> float | None:
-        return 1 / self.ratio if self.ratio else None
-
-    @property
-    def times_as_fast_interval(self) -> tuple[float, float] | None:
-        return inverse(self.interval)
-
-    @property
-    def said(self) -> str:
-        """The verdict in a word."""
-        so_far = self.interval is None or (self.is_running and self.verdict == "undecided")
-        return "so far" if so_far else self.verdict
-
-    @property
-    def pairs_to_decide(self) -> int | None:
-        """About how many pairs would decide it; None: it is decided, or needs a quieter machine."""
-        if self.said != "undecided" or self.ratio is None:
-            return None
-        return pairs_to_decide(Estimate(self.ratio, self.interval, self.pairs), self.noise_floor)
 
 
 class Prediction(Struct, frozen=True):
@@ -108,7 +74,7 @@ class Row(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or BASELINE
+        return settings_words(self.settings) or BASELINE
 
     @property
     def title(self) -> str:
@@ -204,7 +170,7 @@ class Bench(Struct, frozen=True):
             return None if row.settings else row.block_us
         if speed is None or speed.ratio is None:
             return None
-        if speed.per == "step":
+        if speed.unit == "step":
             return baseline.block_us * speed.ratio
         if not baseline.samples_per_step or not row.samples_per_step:
             return None
@@ -275,7 +241,7 @@ class Bench(Struct, frozen=True):
         if comparison.evidence != "interleaved" and comparison.verdict == "undecided" and not comparison.b.failure:
             return self  # it was stopped before its first pair
         row = replace(row or Row(row_id, settings), origin=origin)
-        speed = chained(base.speed, speed_of(comparison))
+        speed = comparison.speed.after(base.speed)
         return self.put(replace(row_of(row, comparison, base, 0), speed=speed, blocks=()))
 
     def with_climb(self, climb: Climb) -> Bench:
@@ -308,24 +274,19 @@ def best_of(rows: Sequence[Row]) -> Row | None:
 
     By the step where the cell's steps are not known. None where none saves as much as it takes once.
     """
-    faster = [row for row in rows if row.speed is not None and row.speed.verdict == "faster"]
-    faster = [row for row in faster if (cost := cost_of_row(rows[0], row)) is None or cost.pays]
-    return min(faster, key=lambda row: _cell_times(rows[0], row), default=None)
-
-
-def _cell_times(first: Row, row: Row) -> float:
-    """How many times as long as with the first row the cell takes."""
-    speed, cost = row.speed, cost_of_row(first, row)
-    once = cost.seconds * 1e6 / (cost.cell_steps * first.step_us) if cost and cost.cell_steps and first.step_us else 0.0
-    return (speed.ratio if speed is not None and speed.ratio else 1.0) + once
+    candidates = []
+    for row in rows:
+        cost = cost_of_row(rows[0], row)
+        if row.speed is not None and row.speed.verdict == "faster" and (cost is None or cost.pays):
+            candidates.append((cell_ratio(row.speed, cost, rows[0].step_us), row))
+    return min(candidates, key=lambda pair: pair[0], default=(1.0, None))[1]
 
 
 def cost_of_row(first: Row, row: Row) -> SetupCost | None:
     """What a row takes once, and after how many steps of the first row it has saved that."""
-    speed = row.speed
-    if speed is None or row.failure:
+    if row.speed is None or row.failure:
         return None
-    return setup_cost(speed.setup_s, first.step_us, speed.ratio, speed.interval, speed.verdict, first.cell_steps)
+    return setup_cost(row.speed, first.step_us, first.cell_steps)
 
 
 def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
@@ -360,31 +321,19 @@ def with_time(row: Row, block_us: float) -> Row:
     return replace(row, step_us=block_us, run_us=row.step_us, by_blocks=True)
 
 
-def speed_of(comparison: Comparison) -> Speed:
-    return Speed(
-        comparison.verdict,
-        comparison.ratio,
-        comparison.interval,
-        comparison.noise_floor,
-        comparison.pairs if comparison.evidence == "interleaved" else 0,
-        comparison.unit,
-        comparison.setup_s,
-    )
-
-
 def pair_speeds(baseline: Row, row: Row) -> tuple[float, ...]:
     """How many times as fast the row was in each pair of blocks; none where the runs came one by one."""
     if row.speed is None or not row.speed.pairs:
         return ()
     a, b = (Side("", {}, None, one.blocks) for one in (baseline, row))
-    speeds = 1 / pair_ratios(a, b, row.speed.per)
+    speeds = 1 / pair_ratios(a, b, row.speed.unit)
     return tuple(speeds[np.isfinite(speeds)].tolist())
 
 
 def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
     """From blocks alone; None without a pair."""
     compared = compare_blocks(*_sides(baseline, blocks))
-    return speed_of(compared) if compared.ratio is not None else None
+    return compared.speed if compared.ratio is not None else None
 
 
 def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
@@ -452,7 +401,7 @@ def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
     """The row with what a comparison of it measured, on top of the blocks that it had before."""
     side, loss = comparison.b, comparison.loss
     blocks = (*row.blocks, *_stored(side.blocks, turn))
-    speed = speed_of(comparison)
+    speed = comparison.speed
     if row.blocks and not side.failure:
         costs_s = [s.setup_s for s in (row.speed, speed) if s is not None and s.setup_s is not None]
         speed = replace(speed_by_blocks(baseline.blocks, blocks) or speed, setup_s=max(costs_s, default=None))
@@ -514,58 +463,22 @@ def _thinned(losses: Sequence[float]) -> tuple[float | None, ...]:
 
 
 class Sum(Struct, frozen=True):
-    """Whether the gains of settings by themselves add up when they are set together.
+    """Whether the gains of settings add up: the product of their ratios against the ratio of all together."""
 
-    `expected` is the product of their ratios, `measured` the ratio together; `interval` is that of measured over
-    expected.
-    """
-
-    labels: tuple[str, ...]
     expected: float
     measured: float
-    interval: tuple[float, float] | None
-
-    @property
-    def verdict(self) -> str:
-        """ "less", "more", "as much" or "undecided": the gain together against that of each by itself."""
-        if self.interval is None:
-            return "undecided"
-        said = verdict(self.measured / self.expected, self.interval, None, 99)
-        return {"slower": "less", "faster": "more", "no measurable difference": "as much"}.get(said, "undecided")
+    verdict: str  # "less", "more", "as much" or "undecided": the gain together against that of each by itself
 
 
 def add_up(experiment: Experiment) -> Sum | None:
-    """Of an experiment whose last arm has all settings of the others together; None where a pair is missing.
-
-    Turn by turn, so that what the machine did in a turn falls out of it.
-    """
+    """Of an experiment whose last arm has all settings of the others together; None where a pair is missing."""
     *single, together = experiment.comparisons
     if len(single) < 2 or any(c.ratio is None or c.evidence != "interleaved" for c in experiment.comparisons):
         return None
-    logs = [_log_times(side.blocks) for side in (experiment.sides[0], *(c.b for c in experiment.comparisons))]
-    turns = sorted(set.intersection(*(set(times) for times in logs)))
-    if not turns:
-        return None
-    a, *others, both = ([times[turn] for turn in turns] for times in logs)
-    excess = np.array(both) + (len(others) - 1) * np.array(a) - np.sum(others, axis=0)
-    estimate = paired(np.exp(excess))
-    expected = math.prod(c.ratio or 1.0 for c in single)
-    measured = together.ratio or 1.0
-    interval = estimate.interval if estimate is not None else None
-    if estimate is not None and interval is not None:  # around the ratio of the figures that are shown
-        shift = measured / expected / estimate.ratio
-        interval = (interval[0] * shift, interval[1] * shift)
-    return Sum(tuple(c.b.label for c in single), expected, measured, interval)
-
-
-def _log_times(blocks: Sequence[Block]) -> dict[int, float]:
-    """Of each turn: the mean logarithm of the time of a sample, or of a step where samples are unknown."""
-    times: dict[int, list[float]] = {}
-    for block in blocks:
-        count = block.sample_count or block.step_count
-        if count and block.time_ns:
-            times.setdefault(block.turn, []).append(math.log(block.time_ns / count))
-    return {turn: float(np.mean(logs)) for turn, logs in times.items()}
+    expected, _ = product(single)
+    said = verdict(*product((together, *(c.inverse for c in single))), None, together.pairs)
+    words = {"slower": "less", "faster": "more", "no measurable difference": "as much"}
+    return Sum(expected, together.ratio or 1.0, words.get(said, "undecided"))
 
 
 def between(a: Row, b: Row) -> Speed | None:
@@ -577,41 +490,4 @@ def between(a: Row, b: Row) -> Speed | None:
         return None
     if a.speed is None:
         return b.speed
-    return _inverse(a.speed) if b.speed is None else chained(_inverse(a.speed), b.speed)
-
-
-def chained(first: Speed | None, then: Speed) -> Speed:
-    """The product of two ratios that were measured apart; None as the first is 1.
-
-    Logarithms of independent ratios: half widths of their intervals add in squares.
-    """
-    if first is None or first.ratio is None or then.ratio is None or first.per != then.per:
-        return then if first is None else Speed("not comparable")
-    ratio, interval = first.ratio * then.ratio, None
-    if first.interval is not None and then.interval is not None:
-        low, high = (
-            math.hypot(*(math.log(speed.interval[end] / speed.ratio) for speed in (first, then)))  # type: ignore[index,operator]
-            for end in (0, 1)
-        )
-        interval = (ratio * math.exp(-low), ratio * math.exp(high))
-    floor = max((speed.noise_floor or 0.0 for speed in (first, then)), default=0.0)
-    pairs = min(first.pairs, then.pairs)
-    setup_s = first.setup_s + then.setup_s if first.setup_s is not None and then.setup_s is not None else None
-    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per, setup_s)
-
-
-def inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Of the inverse of a ratio."""
-    return None if interval is None else (1 / interval[1], 1 / interval[0])
-
-
-_OTHER_WAY: Mapping[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
-
-
-def _inverse(speed: Speed) -> Speed:
-    if speed.ratio is None:
-        return speed
-    ratio, interval = 1 / speed.ratio, inverse(speed.interval)
-    said = _OTHER_WAY.get(speed.verdict, speed.verdict)
-    setup_s = -speed.setup_s if speed.setup_s is not None else None
-    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per, setup_s)
+    return a.speed.inverse if b.speed is None else b.speed.after(a.speed.inverse)

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.formatting import settings_words
 from gpulab.options import CLIMB_BUDGET_S, CLIMB_SEEDS
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison, LossComparison, Side
@@ -77,7 +78,7 @@ class Attempt(Struct, frozen=True):
     @property
     def label(self) -> str:
         """As in `--ab`: "workers=2"."""
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) + " again" * bool(self.back)
+        return settings_words(self.settings) + " again" * bool(self.back)
 
 
 class Climb(Struct, frozen=True):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.steps import select
 from gpulab.errors import UsageError
-from gpulab.formatting import while_s
+from gpulab.formatting import settings_words, while_s
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
 from gpulab.knobs.knob import written
 from gpulab.knobs.variables import Plain, Variables
@@ -47,7 +47,7 @@ class Arm(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.texts.items()) or BASELINE
+        return settings_words(self.texts) or BASELINE
 
     @property
     def texts(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ class Plan(Struct, frozen=True):
             return f"{self.name}: {arm.label}"
         pairs = dict.fromkeys(pair for other in self.arms for pair in other.texts.items())
         values = {name: ",".join(value for n, value in pairs if n == name) for name, _ in pairs}
-        settings = ", ".join(f"{name}={text}" for name, text in values.items())
+        settings = settings_words(values)
         return arm.label if arm.settings or not settings else f"{settings}: {arm.label}"
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts
 from gpulab.capture.gpu import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
+from gpulab.formatting import settings_words
 from gpulab.knobs.loader_options import BATCH_SIZE
 from gpulab.prediction.predict import knobs_named, predict, refused
 from gpulab.prediction.prediction import Prediction, PriorEvidence
@@ -113,7 +114,7 @@ def _record(comparison: Comparison) -> Record | None:
     return Record(
         when=prediction_log.now(),
         knob=knobs_named(names),
-        value=", ".join(f"{n}={v}" for n, v in changed.items()),
+        value=settings_words(changed),
         predicted=prediction.ratio,
         predicted_interval=prediction.interval,
         measured=comparison.ratio,

@@ -6,6 +6,8 @@ blocks, a verdict only beyond 2 % and the run-to-run noise of the session, "unde
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -14,9 +16,12 @@ from gpulab.analysis.facts import Facts
 from gpulab.knobs.observation import StepInputs
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
-from gpulab.verdict import Verdict
+from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
+from gpulab.verdict import Verdict, verdict
 
 Evidence = Literal["interleaved", "sequential"]
+Unit = Literal["sample", "step"]
+Interval = tuple[float, float]
 LossVerdict = Literal[
     "same", "within the band", "outside the band", "different", "seeds not run", "not comparable", "not measurable"
 ]
@@ -88,19 +93,85 @@ class LossComparison(Struct, frozen=True):
         return self.verdict not in ("same", "within the band", "not measurable")
 
 
-class Comparison(Struct, frozen=True):
+class Speed(Struct, frozen=True):
     """B against A. `ratio` is the time per `unit` of B over A: below 1 is faster; None where it cannot be given."""
+
+    verdict: Verdict
+    ratio: float | None = None
+    interval: Interval | None = None  # 95 %
+    noise_floor: float | None = None  # as a fraction: 0.05 is up to 1.05 times as long or short; None: not measured
+    pairs: int = 0  # of blocks in turn
+    unit: Unit = field(default="step", name="per")
+    setup_s: float | None = None  # that B takes once, before its steps, and A does not; None: not measured
+    is_running: bool = False  # more pairs come
+
+    @property
+    def times_as_fast(self) -> float | None:
+        """How many times as fast B is: as all texts have it."""
+        return 1 / self.ratio if self.ratio else None
+
+    @property
+    def times_as_fast_interval(self) -> Interval | None:
+        """The 95 % interval of that."""
+        return inverse(self.interval)
+
+    @property
+    def said(self) -> str:
+        """The verdict in a word."""
+        so_far = self.interval is None or (self.is_running and self.verdict == "undecided")
+        return "so far" if so_far else self.verdict
+
+    @property
+    def pairs_to_decide(self) -> int | None:
+        """About how many pairs would decide it; None: it is decided, or needs a quieter machine."""
+        if self.said != "undecided" or self.ratio is None:
+            return None
+        return pairs_to_decide(Estimate(self.ratio, self.interval, self.pairs), self.noise_floor)
+
+    @property
+    def inverse(self) -> Speed:
+        """A against B."""
+        if self.ratio is None:
+            return self
+        other_way: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
+        said = other_way.get(self.verdict, self.verdict)
+        setup_s = -self.setup_s if self.setup_s is not None else None
+        ratio, interval = 1 / self.ratio, inverse(self.interval)
+        return Speed(said, ratio, interval, self.noise_floor, self.pairs, self.unit, setup_s)
+
+    def after(self, first: Speed | None) -> Speed:
+        """On top of another that was measured apart; None: as the first is 1."""
+        if first is None:
+            return self
+        if first.ratio is None or self.ratio is None or first.unit != self.unit:
+            return Speed("not comparable")
+        ratio, interval = product((first, self))
+        floor, pairs = max(first.noise_floor or 0.0, self.noise_floor or 0.0), min(first.pairs, self.pairs)
+        setup_s = first.setup_s + self.setup_s if first.setup_s is not None and self.setup_s is not None else None
+        return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, self.unit, setup_s)
+
+
+def inverse(interval: Interval | None) -> Interval | None:
+    """Of the inverse of a ratio."""
+    return None if interval is None else (1 / interval[1], 1 / interval[0])
+
+
+def product(speeds: Sequence[Speed]) -> tuple[float, Interval | None]:
+    """Of ratios that were measured apart. In logarithms the half widths of their intervals add in squares."""
+    known = [(speed.ratio, speed.interval) for speed in speeds if speed.ratio and speed.interval]
+    ratio = math.prod(speed.ratio or 1.0 for speed in speeds)
+    if len(known) < len(speeds):
+        return ratio, None
+    low, high = (math.hypot(*(math.log(interval[end] / middle) for middle, interval in known)) for end in (0, 1))
+    return ratio, (ratio * math.exp(-low), ratio * math.exp(high))
+
+
+class Comparison(Speed, frozen=True, kw_only=True):
+    """B against A: its speed, and all else that is told of the two."""
 
     a: Side
     b: Side
-    verdict: Verdict
     evidence: Evidence
-    unit: Literal["sample", "step"]
-    ratio: float | None
-    interval: tuple[float, float] | None
-    noise_floor: float | None  # as a fraction: 0.05 is up to 1.05 times as long or short; None: not measured
-    pairs: int
-    setup_s: float | None = None  # that B takes once, before its steps, and A does not; None: not measured
     parts: tuple[PartChange, ...] = ()
     parts_left_out: str = ""  # why there are none, though both sides have an accounting
     loss: LossComparison | None = None
@@ -110,14 +181,9 @@ class Comparison(Struct, frozen=True):
     ended_early: str = ""  # "Stopped after 3 pairs of blocks": what there was then; empty: it ran to its end
 
     @property
-    def times_as_fast(self) -> float | None:
-        """How many times as fast B is: as all texts have it."""
-        return 1 / self.ratio if self.ratio else None
-
-    @property
-    def times_as_fast_interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of that."""
-        return (1 / self.interval[1], 1 / self.interval[0]) if self.interval else None
+    def speed(self) -> Speed:
+        """Alone."""
+        return Speed(*(getattr(self, name) for name in Speed.__struct_fields__))
 
 
 class Experiment(Struct, frozen=True):

@@ -12,9 +12,9 @@ from markupsafe import Markup
 from msgspec.structs import replace
 
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds, plain_text
+from gpulab.tuning.bench import Bench, Row, Sum, best_of, cost_of_row, pair_speeds, plain_text
 from gpulab.tuning.compare.parts import AGREES
-from gpulab.tuning.record import BASELINE
+from gpulab.tuning.record import BASELINE, Speed, inverse
 from gpulab.verdict import TOO_FEW
 from gpulab.views.bars import (
     FLOOR,

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import capitalized, duration, gib, number, speedup
 from gpulab.run import Change
-from gpulab.tuning.bench import Row, Speed, cost_of_row
-from gpulab.tuning.record import BASELINE
+from gpulab.tuning.bench import Row, cost_of_row
+from gpulab.tuning.record import BASELINE, Speed
 from gpulab.views import run_figure
 from gpulab.views.bars import A_COLOUR, B_COLOUR, GREY, Segment, of_parts, parts_key
 from gpulab.views.bench import run_words, time_title
@@ -40,11 +40,11 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.times_as_fast is None:
         why = ": each was measured against the baseline of another text of the cell" if a.code != b.code else ""
-        if not why and a.speed is not None and b.speed is not None and a.speed.per != b.speed.per:
-            why = f": {of_a} was measured per {a.speed.per}, {of_b} per {b.speed.per}"
+        if not why and a.speed is not None and b.speed is not None and a.speed.unit != b.speed.unit:
+            why = f": {of_a} was measured per {a.speed.unit}, {of_b} per {b.speed.unit}"
         return f"No comparison of {of_b} and {of_a}{why}."
     figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
-    figures += " per sample" if speed.per == "sample" else ""
+    figures += " per sample" if speed.unit == "sample" else ""
     how = {
         "faster": f"{of_b} is faster than {of_a}: speedup {figures}",
         "slower": f"{of_b} is slower than {of_a}: speedup {figures}",
@@ -72,7 +72,7 @@ def drawn(
     a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, figures: Section | None = None
 ) -> Markup:
     """What is drawn of both on one axis each, their operators and `figures`: abreast where there is room."""
-    per_sample = speed is not None and speed.per == "sample" and all(row.samples_per_step for row in (a, b))
+    per_sample = speed is not None and speed.unit == "sample" and all(row.samples_per_step for row in (a, b))
     operators = None
     if of_a is not None and of_b is not None and not (a.shares_left_out or b.shares_left_out):
         operators = _operators((a, of_a), (b, of_b), per_sample=per_sample)

@@ -14,11 +14,9 @@ from msgspec.structs import replace
 from gpulab.tuning.bench import (
     Bench,
     Row,
-    Speed,
     add_up,
     baseline_row,
     between,
-    chained,
     cost_of_row,
     pair_speeds,
     row_of,
@@ -26,7 +24,7 @@ from gpulab.tuning.bench import (
 )
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.headline import comparison_headline
-from gpulab.tuning.record import Block, Experiment, Side
+from gpulab.tuning.record import Block, Experiment, Side, Speed
 from gpulab.views.bench import factor_ranges
 from tests.support.comparisons import as_written, blocks, faster, out_of_memory
 
@@ -143,7 +141,7 @@ def test_the_last_live_figure_is_the_final_one(turns_before: int) -> None:
 
 def test_another_batch_is_compared_per_sample() -> None:
     speed = speed_by_blocks(blocks(0, 40.0, batch=32, noise=0), blocks(1, 60.0, batch=64, noise=0))
-    assert speed is not None and speed.per == "sample" and speed.ratio == pytest.approx(0.75, rel=1e-6)
+    assert speed is not None and speed.unit == "sample" and speed.ratio == pytest.approx(0.75, rel=1e-6)
     baseline = Row("a", block_us=40_000, samples_per_step=32)
     wide = Row("b", {"batch_size": "64"}, speed=speed, step_us=1.0, samples_per_step=64)
     assert Bench("x", (baseline, wide)).step_us(wide) == pytest.approx(60_000, rel=1e-6)
@@ -152,7 +150,8 @@ def test_another_batch_is_compared_per_sample() -> None:
 @given(RATIOS, RATIOS, st.floats(1.001, 3), st.floats(1.001, 3))
 def test_ratios_that_were_measured_apart_are_multiplied(a: float, b: float, wide_a: float, wide_b: float) -> None:
     first, then = row("a", a, (a / wide_a, a * wide_a), x="1"), row("b", b, (b / wide_b, b * wide_b), y="1")
-    both = chained(first.speed, then.speed)  # type: ignore[arg-type]
+    assert then.speed is not None
+    both = then.speed.after(first.speed)
     reach = math.exp(math.sqrt(math.log(wide_a) ** 2 + math.log(wide_b) ** 2))
     assert both.ratio == pytest.approx(a * b) and both.interval == pytest.approx((a * b / reach, a * b * reach))
     there, back = between(first, then), between(then, first)

@@ -423,4 +423,4 @@ def test_a_real_run_leaves_the_training_where_it_was() -> None:
     first, second = opened.rows
     assert (first.samples_per_step, second.samples_per_step) == (4, 8)
     assert [check.state for check in second.checks] == ["took effect"] and second.speed is not None
-    assert second.speed.per == "sample" and second.losses and second.edit
+    assert second.speed.unit == "sample" and second.losses and second.edit

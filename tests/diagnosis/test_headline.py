@@ -11,7 +11,7 @@ from gpulab.analysis.steps import step_change
 from gpulab.api.reading import report
 from gpulab.diagnosis.diagnose import Headline, diagnose, headline
 from gpulab.run import Outcome, Run, Settings
-from gpulab.tuning.bench import Speed
+from gpulab.tuning.record import Speed
 from tests.support.rule_cases import run_of
 from tests.support.synthetic import phases, steps
 

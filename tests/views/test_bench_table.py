@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gpulab.analysis.operators import CostRow
 from gpulab.knobs.edits import ELSEWHERE
-from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, baseline_row, between, row_of, with_run
+from gpulab.tuning.bench import Bench, Prediction, Row, Sum, baseline_row, between, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.record import LossVerdict
+from gpulab.tuning.record import LossVerdict, Speed
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
 from gpulab.views.html import macros
@@ -171,7 +171,7 @@ def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
 
 
 def test_a_sum_in_words() -> None:
-    said = view.sum_words(Sum(("a", "b"), 0.25, 0.5, (1.9, 2.1)))
+    said = view.sum_words(Sum(0.25, 0.5, "less"))
     assert said == "The gains do not add up: 2.0× together, 4.0× expected."
 
 

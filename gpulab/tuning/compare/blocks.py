@@ -20,7 +20,6 @@ from gpulab.tuning.compare.differences import repeats
 from gpulab.tuning.compare.parts import typical_steps
 from gpulab.tuning.compare.statistics import Estimate, noise_floor, paired, unpaired
 from gpulab.tuning.compare.verdicts import (
-    Unit,
     as_the_pairs_say,
     chosen_unit,
     comparison_of,
@@ -29,7 +28,7 @@ from gpulab.tuning.compare.verdicts import (
     usable,
     with_times,
 )
-from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.tuning.record import Block, Comparison, Experiment, Side, Unit
 from gpulab.verdict import contradicts, is_decided, verdict
 
 FEWEST_PAIRS = 4  # with three, the few that end have shown too narrow an interval by chance: 93 % where 95 are said

@@ -14,8 +14,7 @@ from msgspec import Struct
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.steps import LEAST_SETUP_S
 from gpulab.formatting import capitalized, duration
-from gpulab.tuning.record import Comparison, Side
-from gpulab.verdict import Verdict
+from gpulab.tuning.record import Comparison, Side, Speed
 
 MILLION = 1e6
 LEAST_S = 2.0  # power is a mean over 1 s on Ampere and newer (pitfalls.md, "NVML"), and energy needs seconds
@@ -103,26 +102,27 @@ def setup_s(a: Side, b: Side) -> float | None:
     return seconds if seconds >= LEAST_SETUP_S and max(of_b) > max(of_a) else 0.0
 
 
-def setup_cost(
-    seconds: float | None,
-    step_us: float | None,
-    ratio: float | None,
-    interval: tuple[float, float] | None,
-    verdict: Verdict,
-    cell_steps: int | None,
-) -> SetupCost | None:
-    """Of a setting with this ratio of times to a baseline with this step; None where there is none to speak of."""
+def setup_cost(speed: Speed, step_us: float | None, cell_steps: int | None) -> SetupCost | None:
+    """Of a setting so much faster than a baseline with this step; None where there is none to speak of."""
+    seconds, ratio, interval = speed.setup_s, speed.ratio, speed.interval
     if not seconds or seconds < LEAST_SETUP_S:
         return None
-    if verdict != "faster" or not step_us or ratio is None or interval is None:
+    if speed.verdict != "faster" or not step_us or ratio is None or interval is None:
         return SetupCost(seconds, None, None, cell_steps)
     steps, low, high = (seconds * 1e6 / (step_us * (1 - r)) for r in (ratio, *interval))
     return SetupCost(seconds, steps, (low, high), cell_steps)
 
 
+def cell_ratio(speed: Speed, cost: SetupCost | None, step_us: float | None) -> float:
+    """How many times as long as the baseline the whole cell takes, with what is taken once; the steps' where its
+    number of steps is not known.
+    """
+    once = cost.seconds * 1e6 / (cost.cell_steps * step_us) if cost and cost.cell_steps and step_us else 0.0
+    return (speed.ratio or 1.0) + once
+
+
 def cost_of(comparison: Comparison) -> SetupCost | None:
-    a, c = comparison.a, comparison
-    return setup_cost(c.setup_s, a.us_per_step, c.ratio, c.interval, c.verdict, cell_steps(a.facts))
+    return setup_cost(comparison, comparison.a.us_per_step, cell_steps(comparison.a.facts))
 
 
 def cost_sentence(comparison: Comparison) -> str:
@@ -138,9 +138,9 @@ def cell_steps(figures: Facts | None) -> int | None:
 
 
 def fastest(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """Of those that are faster for certain; of these one that pays off within the cell, where there is one."""
+    """Of those that are faster for certain the one with which the cell takes least; one that pays off before others."""
     faster = [c for c in comparisons if c.verdict == "faster"]
-    return min(faster, key=lambda c: (not pays(c), c.ratio or 1.0), default=None)
+    return min(faster, key=lambda c: (not pays(c), cell_ratio(c, cost_of(c), c.a.us_per_step)), default=None)
 
 
 def pays(comparison: Comparison) -> bool:

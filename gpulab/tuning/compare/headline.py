@@ -13,7 +13,6 @@ from gpulab.formatting import capitalized, decapitalized, durations, factor_with
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.cost import cost_sentence, fastest, pays
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us, change_us, most_changed
-from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
 from gpulab.tuning.record import BASELINE, NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 
@@ -140,8 +139,7 @@ def _what_would_decide(comparison: Comparison) -> str:
     """How many pairs, if that many are within reach."""
     if comparison.ratio is None or comparison.evidence != "interleaved" or comparison.pairs < TOO_FEW:
         return ""
-    estimate = Estimate(comparison.ratio, comparison.interval, comparison.pairs)
-    pairs = pairs_to_decide(estimate, comparison.noise_floor)
+    pairs = comparison.pairs_to_decide
     if pairs is None:
         return "More blocks would hardly decide it: try again on a quieter machine."
     return f"About {pairs} pairs would decide it, if the machine stays as busy as it was."

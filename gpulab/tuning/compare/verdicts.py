@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,10 +23,9 @@ from gpulab.tuning.compare.parts import (
     run_us,
 )
 from gpulab.tuning.compare.statistics import Estimate
-from gpulab.tuning.record import Block, Comparison, Evidence, Side
+from gpulab.tuning.record import Block, Comparison, Evidence, Side, Unit
 from gpulab.verdict import TOO_FEW, Verdict, contradicts, verdict
 
-Unit = Literal["sample", "step"]
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
 
 

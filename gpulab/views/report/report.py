@@ -31,7 +31,7 @@ from gpulab.views.view import View
 from gpulab.views.wording import flag_names, plain
 
 if TYPE_CHECKING:
-    from gpulab.tuning.bench import Speed
+    from gpulab.tuning.record import Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Report(View):
         if speed is not None and speed.times_as_fast is not None:
             times = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("speedup {}", ""))
             pairs = f"{plural(speed.pairs, 'pair')} of interleaved blocks"
-            words.append(f"{capitalized(speed.verdict)}: {times} per {speed.per} over the baseline, in {pairs}.")
+            words.append(f"{capitalized(speed.verdict)}: {times} per {speed.unit} over the baseline, in {pairs}.")
         elif change is not None:
             words.append(f"{duration(change.now_us)} per {change.unit}; baseline: {duration(change.before_us)}.")
             words += [f"One-time cost: {duration(change.setup_s * 1e6)}."] if change.setup_s is not None else []
