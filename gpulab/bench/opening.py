@@ -44,8 +44,8 @@ def lab(
     return BenchSession(cell, steps=steps, budget_s=budget_s, save=save)
 
 
-_opened: list[BenchSession] = []
-_offered: list[Offer] = []
+_open_sessions: list[BenchSession] = []
+_offers: list[Offer] = []
 
 
 def open_bench() -> None:
@@ -55,7 +55,7 @@ def open_bench() -> None:
 
 def apply_edit() -> None:
     """Do `%gpulab apply`: the changed cell as a new one below, where a widget cannot change it. Raises UsageError."""
-    session = _opened[-1] if _opened else None
+    session = _open_sessions[-1] if _open_sessions else None
     row = session.row_to_keep if session is not None else None
     if session is None or row is None or not row.cell:
         raise UsageError(NOTHING_TO_APPLY)
@@ -72,33 +72,31 @@ def offer_bench(settings: Mapping[str, str] | None = None) -> None:
         return
     code, output, main = code_of(None), BenchOutput(), MainThread()
 
-    def opened() -> BenchSession:
-        _offered.clear()
-        session = BenchSession(code)
-        session.keep(offer)
-        return _open(session, output)
+    def open_session() -> BenchSession:
+        _offers.clear()
+        return _open(BenchSession(code, opener=offer), output)
 
     def open_it() -> None:
-        opened()
+        open_session()
 
-    def tried() -> None:
-        session = opened()
+    def try_it() -> None:
+        session = open_session()
         session.begin("run", session.choose(settings or {}))
 
     _withdraw()
     choices: list[Choice] = [(OPEN, lambda: main.call(open_it))]
     if settings:
-        choices.insert(0, (f"Try {settings_words(settings)}", lambda: main.call(tried)))
+        choices.insert(0, (f"Try {settings_words(settings)}", lambda: main.call(try_it)))
     offer = Offer(choices, OFFER)
     output.offer(offer.html(), OFFER)
-    _offered.append(offer)
+    _offers.append(offer)
     _until_the_next_cell()
 
 
 def _open(session: BenchSession, output: BenchOutput | None) -> BenchSession:
-    while _opened:
-        _opened.pop().close()
-    _opened.append(session)
+    while _open_sessions:
+        _open_sessions.pop().close()
+    _open_sessions.append(session)
     session.show(output)
     return session
 
@@ -115,5 +113,5 @@ def _until_the_next_cell() -> None:
 
 def _withdraw() -> None:
     """Take the last buttons away; the text beside them stays."""
-    while _offered:
-        _offered.pop().close()
+    while _offers:
+        _offers.pop().close()

@@ -1,4 +1,4 @@
-"""The bench's place in a notebook: its widget, and before it the same as HTML, which is saved.
+"""The bench in a notebook: what stands below its table, its widget, and before it the same as HTML, which is saved.
 
 A widget in a saved notebook is an error message without its kernel. The HTML stands in its place then; while the widget
 lives, its script hides the HTML. The widget may be renewed from any thread.
@@ -7,12 +7,15 @@ lives, its script hides the HTML. The widget may be renewed from any thread.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextvars
+import dataclasses
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from html import escape
@@ -21,7 +24,15 @@ from typing import Any
 
 from msgspec import Struct
 
+from gpulab.analysis.facts import Facts
+from gpulab.api.reading import report
+from gpulab.errors import GpulabError
 from gpulab.tuning import cell_code
+from gpulab.tuning.bench import Bench, Row, between
+from gpulab.tuning.code import Code
+from gpulab.user_code import hide_gpulabs_frames
+from gpulab.views import bench as view
+from gpulab.views import side_by_side
 from gpulab.views.html import static
 from gpulab.views.live_view import WIDGET_VIEW
 from gpulab.views.progress import Status
@@ -73,10 +84,10 @@ class BenchOutput:
             )
 
 
-KEPT_CHARACTERS = 20_000  # of what the code wrote: the last
+MOST_CHARACTERS = 20_000  # of what the code wrote: the last
 
 
-class KeptPrints(Struct):
+class Prints(Struct):
     """The end of what some code wrote."""
 
     text: str = ""
@@ -84,15 +95,26 @@ class KeptPrints(Struct):
 
     def write(self, text: str) -> int:
         whole = self.text + text
-        self.cut = self.cut or len(whole) > KEPT_CHARACTERS
-        self.text = whole[-KEPT_CHARACTERS:]
+        self.cut = self.cut or len(whole) > MOST_CHARACTERS
+        self.text = whole[-MOST_CHARACTERS:]
         return len(text)
+
+    @property
+    def html(self) -> str:
+        """Folded; empty where it wrote nothing."""
+        if not self.text.strip():
+            return ""
+        text = escape(("…" if self.cut else "") + self.text.rstrip())
+        return (
+            '<details style="margin:8px 0;font-size:13px"><summary>What the cell printed</summary>'
+            f'<pre style="font-size:12px;white-space:pre-wrap;margin:4px 0">{text}</pre></details>'
+        )
 
 
 class _Stream:
-    """Stands in for a standard stream: what this thread of this process writes is kept."""
+    """Stands in for a standard stream: takes what this thread of this process writes."""
 
-    def __init__(self, stream: Any, prints: KeptPrints) -> None:
+    def __init__(self, stream: Any, prints: Prints) -> None:
         self._stream = stream
         self._prints = prints
         self._thread = get_ident()
@@ -112,17 +134,29 @@ class _Stream:
 
 
 @contextmanager
-def prints_kept(prints: KeptPrints) -> Iterator[None]:
-    """What this thread prints or displays inside is kept; all other threads print as before."""
+def collecting(prints: Prints) -> Iterator[None]:
+    """Collects what this thread prints or displays inside; all other threads print as before.
+
+    Displays by a hook of ipykernel's display publisher, which is this thread's own.
+    """
+    publisher: Any = getattr(cell_code.shell(), "display_pub", None)
+
+    def collect(message: dict[str, Any]) -> None:
+        text = message.get("content", {}).get("data", {}).get("text/plain")
+        if text:
+            prints.write(f"{text}\n")
+
     with ExitStack() as undo:
         for name in ("stdout", "stderr"):
             undo.enter_context(_stream_replaced(name, prints))
-        undo.enter_context(_displays_kept(prints))
+        if hasattr(publisher, "register_hook"):
+            publisher.register_hook(collect)
+            undo.callback(publisher.unregister_hook, collect)
         yield
 
 
 @contextmanager
-def _stream_replaced(name: str, prints: KeptPrints) -> Iterator[None]:
+def _stream_replaced(name: str, prints: Prints) -> Iterator[None]:
     stream = getattr(sys, name)
     if stream is None:
         yield
@@ -135,26 +169,6 @@ def _stream_replaced(name: str, prints: KeptPrints) -> Iterator[None]:
         ours.over = True  # the cell may have put something over it, which goes on writing to it
         if getattr(sys, name) is ours:
             setattr(sys, name, stream)
-
-
-@contextmanager
-def _displays_kept(prints: KeptPrints) -> Iterator[None]:
-    """By a hook of ipykernel's display publisher, which is this thread's own."""
-    publisher: Any = getattr(cell_code.shell(), "display_pub", None)
-    if not hasattr(publisher, "register_hook"):
-        yield
-        return
-
-    def keep(message: dict[str, Any]) -> None:
-        text = message.get("content", {}).get("data", {}).get("text/plain")
-        if text:
-            prints.write(f"{text}\n")
-
-    publisher.register_hook(keep)
-    try:
-        yield
-    finally:
-        publisher.unregister_hook(keep)
 
 
 class MainThread:
@@ -197,7 +211,7 @@ def _main_loop() -> asyncio.AbstractEventLoop | None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The notebook's own stop button is heard inside: ipykernel ignores interrupts while it handles no message."""
+    """The notebook's own stop button interrupts inside: ipykernel ignores it while it handles no message."""
     if not _on_main_thread() or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
         return
@@ -208,13 +222,13 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-Heard = Callable[[str, Mapping[str, Any]], None]
+Receiver = Callable[[str, Mapping[str, Any]], None]
 
 
 class BenchWidget(Renewed):
-    """`root` is displayed. `heard` is called with what a click asks for, and with its words."""
+    """`root` is displayed. `receive` is called with what a click asks for, and with its content."""
 
-    def __init__(self, key: str, run_key: str, cell: str, code: str, heard: Heard) -> None:
+    def __init__(self, key: str, run_key: str, cell: str, code: str, receive: Receiver) -> None:
         root = _widget_class()(
             key=key,
             run_key=run_key,
@@ -224,7 +238,7 @@ class BenchWidget(Renewed):
             status=Status().sent(),
         )
         super().__init__(root)
-        self.root.on_msg(lambda _widget, content, _buffers: heard(str(content.get("do", "")), content))
+        self.root.on_msg(lambda _widget, content, _buffers: receive(str(content.get("do", "")), content))
 
     @property
     def marks(self) -> list[str]:
@@ -236,3 +250,80 @@ def _widget_class() -> Callable[..., Any]:
     """Of frontend/src/bench.js. `css`, not `style`: front ends take that for a widget of ipywidgets."""
     texts = dict.fromkeys(("key", "run_key", "cell", "code", "css", "unexpected", "table", "detail", "prints"), "")
     return widget_class("bench.js", **texts, toggles=[], marks=[], charts=[], status={}, edit={})
+
+
+# what is said of what ran, and what stands below the table
+
+INTERRUPTED = "Interrupted. The training state was restored."
+
+MISSING = "The notebook had no {}: run the cells above first."
+
+
+def missing_names(code: Code) -> str:
+    """A sentence of the names that the cell reads and the notebook has not, as after a restart; empty where it has."""
+    names = sorted(n for n in code.variables.read if n not in code.namespace and not hasattr(builtins, n))
+    return MISSING.format(", ".join(names)) if names else ""
+
+
+def error_words(error: BaseException, missing: str) -> tuple[str, str]:
+    """What ended it, as a sentence, and the traceback of the user's own frames as HTML; `missing`: names the cell reads
+    and the notebook has not, as a sentence.
+    """
+    if isinstance(error, GpulabError):
+        return str(error), ""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, ""
+    if isinstance(error, NameError) and error.name and error.name in missing:
+        return missing, ""
+    hide_gpulabs_frames(error)
+    trace = escape("".join(traceback.format_exception(error)))
+    words = "".join(traceback.format_exception_only(error)).strip()
+    return f"The cell raised {words}", f'<pre style="font-size:12px;white-space:pre-wrap">{trace}</pre>'
+
+
+def rows_words(bench: Bench, rows: Sequence[Row], stopped: bool) -> str:
+    """What was measured of these rows."""
+    ids, (first, *others) = {row.id for row in rows}, view.ordered(bench)
+    own = [row for row in others if row.id in ids and (row.failure or (row.speed and row.speed.ratio))]
+    sentences = [side_by_side.sentence(first, row, row.speed) for row in own]
+    return " ".join(["Stopped."] * stopped + sentences) or "Nothing was compared."
+
+
+def first_line(cell: str) -> str:
+    """By which a user knows their cell: its first line that is neither empty nor a comment."""
+    lines = [line.strip() for line in cell.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "a block of code")
+
+
+def page(bench: Bench, code: Code, below: str) -> str:
+    """What a saved notebook shows."""
+    head = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(code.text))}</code></div>'
+    return view.static_page(bench, head, below)
+
+
+def detail(
+    bench: Bench, marks: Sequence[str], figures_of: Callable[[Row], Facts | None]
+) -> tuple[str, list[dict[str, object]]]:
+    """The report of one row, or two side by side and their charts as data: in a live bench these have a cursor."""
+    rows = [row for mark in marks for group in view.groups(bench) for row in group if row.id == mark]
+    if len(rows) == 2:
+        a, b = rows
+        of_a, of_b = map(figures_of, rows)
+        html = side_by_side.fragment(a, b, of_a, of_b, between(a, b), bench.edit_between(a, b))
+        return html, [chart.data() for chart in side_by_side.charts(a, b, of_a, of_b)]
+    figures = figures_of(rows[0]) if rows else None
+    if figures is None:
+        return "", []
+    whole = dataclasses.replace(report(figures.run), change=None)  # the row says what its settings bring
+    return view.full_run_words(rows[0]) + whole.fragment(), []
+
+
+def edit_offer(bench: Bench, row: Row | None, code: Code) -> dict[str, object]:
+    """The edit that keeps a row's settings; `texts` are those in which it may be applied, or was."""
+    if row is None:
+        return {"text": ""}
+    lost = [] if row in bench.own else [other.title for other in bench.rows if view.is_in(bench, other)]
+    instead = f" instead of {', '.join(lost)}" if lost else ""  # it is an edit of the text before
+    texts = [] if code.source == "block" else [code.text, *reversed(bench.texts), row.cell]
+    title, html = f"Keep {row.label}{instead}", view.edit_html(row, bench)
+    return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "row": row.id, "texts": texts}

@@ -1,4 +1,4 @@
-"""The settings of a cell, each with what it has now, what it may be and what that is expected to bring.
+"""The settings of a cell: what each has now, may be and is expected to bring, and the plan that measures some of them.
 
 Pure but for the knobs' own look at this machine: what a front end draws is plain data.
 """
@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.api.diagnose import diagnosis_for_report, learned_here
+from gpulab.errors import UsageError
 from gpulab.formatting import speed_within
 from gpulab.knobs.catalogue import KNOBS, knobs_against
 from gpulab.knobs.knob import Knob, StepTimes, Value, written
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
+from gpulab.knobs.variables import Variables
 from gpulab.prediction.predict import Predictor
 from gpulab.prediction.prediction import Prediction
+from gpulab.store.folders import new_id
+from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
+from gpulab.tuning.plan import Arm, Plan, arms_in
 from gpulab.tuning.record import Speed
 from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
@@ -143,6 +150,60 @@ def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
     ordered = sorted(toggles, key=place)
     folds = [number >= _SHOWN and place(toggle)[:2] == (False, 2) for number, toggle in enumerate(ordered)]
     return tuple(replace(toggle, folded=folded) for toggle, folded in zip(ordered, folds, strict=True))
+
+
+# what a click measures
+
+Kind = Literal["run", "each", "climb", "decide", "again"]
+TWO_SETTINGS = "Change two or more toggles: each is measured alone, then all together."
+MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told how many would do, and at most
+
+
+def valid(settings: object) -> dict[str, Value]:
+    """What a front end sent, as values of knobs; what is none is left out."""
+    values: dict[str, Value] = {}
+    for name, value in settings.items() if isinstance(settings, Mapping) else ():
+        if name in KNOBS and isinstance(value, (bool, int, float, str)):
+            with suppress(UsageError):
+                values[name] = KNOBS[name].parse(value)
+    return values
+
+
+def plan_of(
+    kind: Kind, settings: Mapping[str, Any], row: Row | None, bench: Bench, variables: Variables
+) -> tuple[Plan, tuple[Row, ...]]:
+    """The plan for these settings or this row, and the rows that it measures, in the order of its arms.
+
+    Raises UsageError where there are too few settings.
+    """
+    pairs, arms = None, [Arm(dict(settings))]
+    if kind == "each":
+        if len(settings) < 2:
+            raise UsageError(TWO_SETTINGS)
+        arms = [*(Arm({name: value}) for name, value in settings.items()), *arms]
+    elif row is not None and kind in ("decide", "again"):
+        arms = [arm_of(row.settings, variables)]
+        pairs = _more_pairs(row) if kind == "decide" else None
+    arms = [arm for arm in arms if arm.settings]
+    rows = []
+    for arm in arms:
+        before = bench.of(arm.texts) or Row(new_id(), arm.texts)
+        anew = kind == "again" or before.failure
+        rows.append(replace(before, blocks=(), speed=None, failure="") if anew else before)
+    return Plan(tuple(arms), pairs=pairs, interleaved=bool(arms), early=bool(arms)), tuple(rows)
+
+
+def arm_of(settings: Mapping[str, str], variables: Variables) -> Arm:
+    """Settings as shown, as those of the cell with these variables."""
+    (arm,) = arms_in(variables, [f"{name}={text}" for name, text in settings.items()])
+    return arm
+
+
+def _more_pairs(row: Row) -> int:
+    least, unknown, most = MORE_PAIRS
+    if row.speed is None or row.speed.pairs_to_decide is None:
+        return unknown
+    return min(most, max(least, row.speed.pairs_to_decide - row.speed.pairs))
 
 
 # as a front end draws them

@@ -20,16 +20,22 @@ from gpulab.api.reading import report
 from gpulab.api.runs_command import runs
 from gpulab.bench import file
 from gpulab.bench.opening import NOTHING_TO_APPLY, apply_edit, lab
-from gpulab.bench.output import BenchWidget, KeptPrints, MainThread, interruptible, prints_kept
+from gpulab.bench.output import (
+    INTERRUPTED,
+    MISSING,
+    BenchWidget,
+    MainThread,
+    Prints,
+    collecting,
+    first_line,
+    interruptible,
+)
 from gpulab.bench.session import (
     BUSY,
-    INTERRUPTED,
     MEASURED_AGAIN,
-    MISSING,
-    TWO_SETTINGS,
     BenchSession,
-    first_line,
 )
+from gpulab.bench.toggles import TWO_SETTINGS
 from gpulab.errors import UsageError
 from gpulab.tuning import resolve
 from gpulab.tuning.code import Code
@@ -95,7 +101,7 @@ def test_each_run_is_one_more_row_and_the_first_is_not_run_again(bench: Bench) -
     speed = session.rows[1].speed
     assert speed is not None and speed.verdict == "faster" and speed.ratio == pytest.approx(0.5)
     assert [settings.knobs for settings in bench.runs.full_runs] == [{}, {"workers": "2"}]
-    said = report(bench.session._figures[session.rows[1].run_id].run).headline.sentence
+    said = report(runs[session.rows[1].run_id]).headline.sentence
     assert said.startswith(f"Faster: speedup 2.000× (2.000–2.000) per step over the baseline, in {speed.pairs} pairs")
     assert bench.runs.blocks[:2] in (["baseline", "workers=2"], ["workers=2", "baseline"]), "figures come first"
     session.run(batch_size=16)
@@ -212,7 +218,7 @@ def test_after_a_restart_the_last_bench_opens_again(bench: Bench, monkeypatch: p
     alone = BenchSession(Code.of_text(CODE.text, {}), engine=bench.engine)
     bench.before = lambda runner: eval("loader", runner._code.namespace)
     said = list[str]()
-    monkeypatch.setattr(alone, "_draw_status", lambda status=None: said.append(status.message if status else ""))
+    monkeypatch.setattr(alone, "_show", lambda status=None, **_: said.extend([status.message] if status else []))
     alone.begin("run", {"workers": 2})
     assert said[-1] == MISSING.format("loader, step") and alone.rows == again.rows
 
@@ -229,7 +235,7 @@ def test_an_error_is_shown_in_the_bench_and_raised_in_code(
 
     bench.before = before
     session, said = bench.session, list[str]()
-    monkeypatch.setattr(session, "_draw_status", lambda status=None: said.append(status.message if status else ""))
+    monkeypatch.setattr(session, "_show", lambda status=None, **_: said.extend([status.message] if status else []))
     session.begin("run", {"workers": 2})
     assert not session.running and shown in said[-1]
     with pytest.raises(type(error or KeyboardInterrupt())):
@@ -266,7 +272,7 @@ def test_settings_that_are_none_are_refused(bench: Bench, capsys: pytest.Capture
 def alive(bench: Bench) -> Bench:
     """With a widget, as in a notebook."""
     session = bench.session
-    session._widget = BenchWidget("k", "r", "for x in loader:", CODE.text, session._hear)
+    session._widget = BenchWidget("k", "r", "for x in loader:", CODE.text, session._receive)
     return bench
 
 
@@ -377,8 +383,8 @@ def test_without_a_profiled_cell_and_a_bench_it_says_what_to_do(
 
 
 def test_what_the_code_prints_is_collected_and_others_print_on(capsys: pytest.CaptureFixture[str]) -> None:
-    before, written = (sys.stdout, sys.stderr), KeptPrints()
-    with prints_kept(written):
+    before, written = (sys.stdout, sys.stderr), Prints()
+    with collecting(written):
         print("of the cell")
         print("trouble", file=sys.stderr)
         other = threading.Thread(target=print, args=("of another thread",))
@@ -390,19 +396,19 @@ def test_what_the_code_prints_is_collected_and_others_print_on(capsys: pytest.Ca
 
 
 def test_only_the_end_of_much_output_is_kept() -> None:
-    written = KeptPrints()
-    with prints_kept(written):
+    written = Prints()
+    with collecting(written):
         print("begin", "x" * 30_000, "end", sep="\n")
     assert written.cut and written.text.endswith("end\n") and "begin" not in written.text
     assert len(written.text) <= 20_000
 
 
 def test_another_ones_redirection_of_stdout_survives_ours() -> None:
-    written, before = KeptPrints(), sys.stdout
-    with prints_kept(written):
+    written, before = Prints(), sys.stdout
+    with collecting(written):
         ours = sys.stdout
         kind: Callable[..., TextIO] = type(ours)
-        sys.stdout = theirs = kind(before, KeptPrints())  # put over ours by somebody else, meanwhile
+        sys.stdout = theirs = kind(before, Prints())  # put over ours by somebody else, meanwhile
     assert sys.stdout is theirs
     sys.stdout = ours  # and put back by them
     print("to nobody")
