@@ -95,8 +95,8 @@ class BenchSession:
     """The bench of one cell. Its runs go on on the main thread, as those of %%gpuprofile do.
 
     `bench` holds the rows; they are kept on disk unless `save` is false, and a later bench of the same cell has them.
-    `opener` is the offer that opened it; it is closed with the bench, not before: JupyterLab 4.6 sends what widgets say
-    to the subshell in whose messages they were made, and ipykernel 7 ends that of a closed widget.
+    `opener` is the offer that opened it, which closes with it: ipykernel 7 ends the subshell of a closed widget, and
+    JupyterLab 4.6 sends the messages of widgets to the subshell in which they were made.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class BenchSession:
             sys.stdout.write(f"{view.text(self.bench) if self.rows else PLAIN}\n")
             return
         self._output = output or BenchOutput()
-        cell = first_line(self.code.text)
-        self._widget = BenchWidget(self._key, self._run_key, cell, self.code.text, self._receive)
+        text = self.code.text
+        self._widget = BenchWidget(self._key, self._run_key, first_line(text), text, self._receive)
         self._draw_anew(self._news)
         self._output.show(self._widget.root, self._page(), view.text(self.bench))
         if self.rows and not self._problem:
@@ -187,20 +187,19 @@ class BenchSession:
     _ipython_display_ = show
 
     def __repr__(self) -> str:
-        return f"<gpulab bench of {self.code.source}, {len(self.rows)} rows{', running' if self.running else ''}>"
+        return f"<gpulab bench of {self.code.source}, {len(self.rows)} rows{', running' * self.running}>"
 
     @property
     def _observation(self) -> Observation | None:
-        baseline = self._baseline
-        return baseline.observation if baseline is not None else observation_of(self.code) or self.bench.observation
+        if self._baseline is not None:
+            return self._baseline.observation
+        return observation_of(self.code) or self.bench.observation
 
     @property
     def _news(self) -> str:
         """What is other than when the rows were measured: after a restart of the kernel, above all."""
-        sentences = [missing] if (missing := missing_names(self.code)) else []
-        if self.bench.baseline is not None and observation_of(self.code) is None:
-            sentences.append(MEASURED_AGAIN)
-        return " ".join(sentences)
+        again = self.bench.baseline is not None and observation_of(self.code) is None
+        return " ".join(filter(None, (missing_names(self.code), MEASURED_AGAIN if again else "")))
 
     def _take_code(self, code: Code) -> None:
         """The rows of this cell. Its last run in this process is the first row: it is not made again."""
@@ -263,13 +262,17 @@ class BenchSession:
                 self._draw_rows()
             elif what == "close":
                 self.close()
+            elif row is not None and what == "use":
+                self.choose(row.settings)
+            elif row is not None and what == "applied":
+                self.go_on(row)
             elif row is not None:
                 self._change(what, row, content)
         except Exception as e:
             self._say(f"gpulab failed to do this ({type(e).__name__}: {e})", "bad")
 
     def begin(self, kind: Kind, settings: Mapping[str, Value], row: Row | None = None) -> None:
-        """As a click does: what speaks against it is said in the bench."""
+        """As a click does: an error is shown in the bench."""
         try:
             self._begin(kind, settings, row, from_click=True)
         except GpulabError as e:
@@ -284,9 +287,6 @@ class BenchSession:
         return self._settings
 
     def _change(self, what: str, row: Row, content: Mapping[str, Any]) -> None:
-        if what in ("use", "applied"):
-            self.choose(row.settings) if what == "use" else self.go_on(row)
-            return
         if what == "remove":
             self.bench = self.bench.remove(row.id)
         elif what == "pin":
@@ -379,7 +379,8 @@ class BenchSession:
             self._job = None
         self._keep_rows()
         self._prints += job.prints.html
-        self._draw_all()
+        self.choose(self._settings)
+        self._draw_rows()
         self._show(status=Status(message=message, level=level))
         self._main.later(0.0, self._predict)
 
@@ -451,13 +452,10 @@ class BenchSession:
     def _draw_anew(self, message: str, level: Level = "quiet") -> None:
         """All of it, without what is expected of the toggles, which follows."""
         self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, None)
-        self._draw_all()
-        self._say(self._problem or message, "bad" if self._problem else level)
-        self._main.later(0.0, self._predict)
-
-    def _draw_all(self) -> None:
         self.choose(self._settings)
         self._draw_rows()
+        self._say(self._problem or message, "bad" if self._problem else level)
+        self._main.later(0.0, self._predict)
 
     def _draw_rows(self) -> None:
         """The table, what is open, the edit, and the HTML that is saved."""
