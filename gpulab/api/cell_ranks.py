@@ -40,7 +40,7 @@ from gpulab.run import Ranks, Run
 from gpulab.store.files import make_folder, temporary_folder
 from gpulab.store.folders import KILLED, Store, default_root, new_id
 from gpulab.store.jobs import await_job
-from gpulab.tuning.cell_code import Interrupted, interrupts_heard
+from gpulab.tuning.cell_code import Interrupted, on_interrupt
 from gpulab.views.live_ranks import LiveRanksOutput
 from gpulab.views.live_view import in_notebook
 from gpulab.views.report.ranks import RankedReport
@@ -290,7 +290,7 @@ class Followed:
 
     def to_end(self, begin: Callable[[], tuple[str, Processes]]) -> None:
         """Begin it and follow it until nothing of it is left. Raises what `begin` raises."""
-        with interrupts_heard(self.stop):
+        with on_interrupt(self.stop):
             self.job_id, self._processes = begin()
             try:
                 if self.interrupted:  # before there was anything to stop

@@ -69,19 +69,19 @@ class ArmState(Struct):
             return f"after {plural(comparison.pairs, 'pair')} of blocks"
         return "before a pair of blocks had run: only the full run of each is there"
 
-    def loader(self, written: FullRun) -> Loader | None:
+    def loader(self, baseline: FullRun) -> Loader | None:
         """The DataLoader that the code has under that arm, as far as it is known before a run."""
         settings = {knob.name: value for knob, value in self.execution.arm.knobs.items()}
-        loader = with_settings(written.observation, settings).loader
+        loader = with_settings(baseline.observation, settings).loader
         return loader.record if loader is not None else None
 
-    def profiled_steps(self, written: FullRun | None) -> int:
+    def profiled_steps(self, baseline: FullRun | None) -> int:
         """Enough that some remain when those are left out that need not wait: batches were ready for them."""
         if is_quick():
             return QUICK_TRACED
-        if written is None:
+        if baseline is None:
             return TRACED + UNKNOWN_AHEAD
-        loader = self.loader(written)
+        loader = self.loader(baseline)
         return TRACED + (min(loaded_ahead(loader), MOST_AHEAD) if loader is not None else 0)
 
     def side_with_edit(self, code: Code) -> Side:

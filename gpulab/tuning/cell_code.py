@@ -42,10 +42,10 @@ class Cell(Struct, frozen=True):
     def run(self, shell: Any, local_ns: MutableMapping[str, Any] | None = None) -> Any:
         """Run in the user's namespace, each part compiled just before it runs; return the last expression's value."""
         names = shell.user_ns if local_ns is None else local_ns
-        silently, shown, last = _interactive(list(self.tree.body), self.interactivity)
+        silently, displayed, last = _interactive(list(self.tree.body), self.interactivity)
         for node in silently:
             exec(_code(shell, ast.Module([node], []), self.name), shell.user_global_ns, names)
-        for node in shown:
+        for node in displayed:
             exec(_code(shell, ast.Interactive([node]), self.name), shell.user_global_ns, names)
         if last is None:
             return None
@@ -100,11 +100,11 @@ def _interactive(nodes: list[ast.stmt], interactivity: str) -> tuple[list[ast.st
             nodes = [*nodes, ast.fix_missing_locations(ast.Expr(ast.Name(name, ast.Load())))]
     if interactivity == "none" or not nodes:
         return nodes, [], None
-    silent, shown = ([], nodes) if interactivity == "all" else (nodes[:-1], nodes[-1:])
+    silent, displayed = ([], nodes) if interactivity == "all" else (nodes[:-1], nodes[-1:])
     last = nodes[-1]
     if isinstance(last, ast.Expr):
-        return silent, shown[:-1], last
-    return (silent, shown, None) if interactivity in ("all", "last") else (nodes, [], None)
+        return silent, displayed[:-1], last
+    return (silent, displayed, None) if interactivity in ("all", "last") else (nodes, [], None)
 
 
 def _assigned(node: ast.stmt) -> str | None:
@@ -185,8 +185,8 @@ class Interrupted(KeyboardInterrupt):
         return [str(self)]
 
 
-class Heard(Struct):
-    """`error` is what the interrupt raised, or would have raised in the user's code; None: there was none."""
+class Interrupt(Struct):
+    """`error` is what it raised, or would have raised in the user's code; None: none came."""
 
     error: BaseException | None = None
 
@@ -207,14 +207,14 @@ _now = _Now()
 
 
 @contextmanager
-def interrupts_heard(stop: Callable[[], None]) -> Iterator[Heard]:
+def on_interrupt(stop: Callable[[], None]) -> Iterator[Interrupt]:
     """Inside, an interrupt calls `stop`; within `users_code` it is then handled as before. In the main thread only."""
-    heard, own = Heard(), os.getpid()
+    interrupt, own = Interrupt(), os.getpid()
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield heard
+        yield interrupt
         return
-    nested = getattr(before, "hears_for_gpulab", False)
+    nested = getattr(before, "is_of_gpulab", False)
 
     def handle(number: int, frame: FrameType | None) -> None:
         if os.getpid() != own:  # worker processes inherit it
@@ -225,16 +225,16 @@ def interrupts_heard(stop: Callable[[], None]) -> Iterator[Heard]:
             if nested or _now.raises():
                 before(number, frame)
         except BaseException as e:
-            heard.error = e
+            interrupt.error = e
             raise
-        heard.error = heard.error or KeyboardInterrupt()
+        interrupt.error = interrupt.error or KeyboardInterrupt()
 
-    handle.hears_for_gpulab = True  # type: ignore[attr-defined]
+    handle.is_of_gpulab = True  # type: ignore[attr-defined]
     if not nested:
         _now.in_code, _now.last_s = False, None
     signal.signal(signal.SIGINT, handle)
     try:
-        yield heard
+        yield interrupt
     finally:
         if signal.getsignal(signal.SIGINT) is handle:
             signal.signal(signal.SIGINT, before)

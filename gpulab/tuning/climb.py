@@ -17,7 +17,7 @@ from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
-from gpulab.tuning.cell_code import interrupts_heard
+from gpulab.tuning.cell_code import on_interrupt
 from gpulab.tuning.climb_policy import (
     Candidate,
     ClimbState,
@@ -105,7 +105,7 @@ class Climber:
     def run(self) -> Climb:
         """All of it. Raises UsageError before anything runs: another thread measures, or the plan cannot work."""
         self._began_s = self._clock()
-        with threads.measuring(), interrupts_heard(self.stop) as heard:
+        with threads.measuring(), on_interrupt(self.stop) as interrupt:
             whole: Comparison | None = None
             ended: Ending = "error"
             try:
@@ -113,7 +113,7 @@ class Climber:
                 whole = self._as_a_whole()
             except KeyboardInterrupt as e:  # between two runs of the user's code
                 self.error = e
-            self.error = self.error or heard.error
+            self.error = self.error or interrupt.error
         if self._over():
             ended = "error" if self.error is not None else "stopped"
         return self._record(ended, whole)

@@ -143,7 +143,7 @@ class Differential(Runner):
         ready = super()._make_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
         ready.arm, ready.execution = arm, Execution(self._code, within=ways[arm.label])
-        ready.full_run = self._written
+        ready.full_run = self._baseline_run
         return ready
 
     def _ideally(self) -> AbstractContextManager[None]:
@@ -158,13 +158,13 @@ class Differential(Runner):
 
     @property
     def _fed(self) -> bool:
-        written = self._written
+        written = self._baseline_run
         return (
             written is not None and bool(written.run.steps.batch_count.any()) and written.observation.loader is not None
         )
 
     def _run_blocks(self) -> None:
-        written = self._written
+        written = self._baseline_run
         if not self._fed or written is None:
             return
         size = schedule.block_size([written.run], self._plan.block_steps)
@@ -184,16 +184,16 @@ class Differential(Runner):
             if error is None:
                 arm.failure = ""
                 if place != next(iter(places)):
-                    self._note(
+                    self._notes.append(
                         "The cell cannot take batches that are on the GPU already. They were kept in host "
                         "memory, so copying them is part of the ideal step."
                     )
                 return
             arm.failure = f"{type(error).__name__}: {error}"
-            self._let_go(error)
+            self._release(error)
             if self.error is not None:
                 return
-        self._note(f"The cell cannot run on kept batches ({arm.failure}).")
+        self._notes.append(f"The cell cannot run on kept batches ({arm.failure}).")
 
     def _prepare_cold(self, run: Run, size: schedule.Size) -> None:
         """See which files the first steps read: all runs read the same ones."""
@@ -208,7 +208,7 @@ class Differential(Runner):
 
         error = self._probe(looking, size, "looking for files")
         if error is not None:
-            self._let_go(error)
+            self._release(error)
         self._files = opened.data
         arm.failure = headspace_data.why_not(self._files)
 

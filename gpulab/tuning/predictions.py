@@ -37,22 +37,24 @@ class ArmPredictions(Struct):
 
     def of(self, arm: ResolvedArm, settings: Mapping[str, str], base: Mapping[str, str]) -> Prediction:
         """What these settings bring to the run of the base. A variable that names a batch size is taken for one."""
-        wanted = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
-        strange = [d.name for d in wanted.values() if d.knob is None and not names_batch(d)]
+        changed = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
+        strange = [d.name for d in changed.values() if d.knob is None and not names_batch(d)]
         if strange:
             return refused(settings, f"the effect of another {strange[0]} is not predictable")
-        asked = {BATCH if names_batch(d) else d.name: d.text for d in wanted.values()}
-        before = {BATCH if names_batch(d) else d.name: str(d.current) for d in wanted.values() if d.current is not None}
-        prediction = predict(self.facts, asked, PriorEvidence(self.errors, self.sizes, before))
+        new = {BATCH if names_batch(d) else d.name: d.text for d in changed.values()}
+        before = {
+            BATCH if names_batch(d) else d.name: str(d.current) for d in changed.values() if d.current is not None
+        }
+        prediction = predict(self.facts, new, PriorEvidence(self.errors, self.sizes, before))
         return replace(prediction, settings=dict(settings))
 
     def measure_sizes(self, arms: Iterable[ResolvedArm], run_size: Callable[[Setting, int], Block | None]) -> None:
         """Short runs at two other batch sizes and the present one, where an arm has another one."""
-        wanted = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.is_current]
-        targets = [d.value for d in wanted if isinstance(d.value, int) and d.value > 0]
-        if not wanted or not targets or self.sizes:
+        batches = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.is_current]
+        targets = [d.value for d in batches if isinstance(d.value, int) and d.value > 0]
+        if not targets or self.sizes:
             return
-        first = wanted[0]
+        first = batches[0]
         before = first.current
         if isinstance(before, bool) or not isinstance(before, int) or before < 1:
             return
@@ -71,9 +73,9 @@ class ArmPredictions(Struct):
             self.sizes[before] = self.sizes[before][0], peak_bytes
 
 
-def names_batch(decided: Setting) -> bool:
+def names_batch(setting: Setting) -> bool:
     """Whether it is the batch size, as a knob or as a variable of the cell."""
-    return decided.name == BATCH or (decided.knob is None and _BATCH_NAME.search(decided.name) is not None)
+    return setting.name == BATCH or (setting.knob is None and _BATCH_NAME.search(setting.name) is not None)
 
 
 def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
@@ -84,8 +86,8 @@ def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
     return sorted({other, before, between} - set(targets))
 
 
-def keep(experiment: Experiment) -> str:
-    """Put what was predicted and measured on the scoreboard. Returns why it could not be kept; empty: it was."""
+def log_predictions(experiment: Experiment) -> str:
+    """Put what was predicted and measured on the scoreboard. Returns why that failed; empty: it did not."""
     records = [r for r in (_record(c) for c in experiment.comparisons) if r is not None]
     try:
         Scoreboard().append(records)

@@ -26,7 +26,7 @@ from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import plan as schedule
 from gpulab.tuning.agreement import Agreement, error_of_all
 from gpulab.tuning.arms import ArmState, are_decided, failure_of, faster_half, no_effect
-from gpulab.tuning.cell_code import interrupts_heard
+from gpulab.tuning.cell_code import on_interrupt
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.execute import (
@@ -40,7 +40,7 @@ from gpulab.tuning.execute import (
     seeded,
 )
 from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, repeated
-from gpulab.tuning.predictions import ArmPredictions, keep
+from gpulab.tuning.predictions import ArmPredictions, log_predictions
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import Setting, check_arms, remember, resolve
 from gpulab.tuning.snapshots import Start
@@ -74,7 +74,7 @@ class Runner:
         clock: Clock = time.monotonic,
         ranks: Agreement | None = None,
     ) -> None:
-        self._code, self._done = code, done
+        self._code, self._done = code, {arm.label: full_run for arm, full_run in done}
         self._plan = plan = plan.bounded
         self._ranks = ranks if ranks is not None else Agreement()
         self.tell = tell
@@ -90,7 +90,7 @@ class Runner:
         # of its own: the user's numbers stay where they are
         self._random = random.Random(self._ranks.of_first(random.SystemRandom().getrandbits(32)))
         self._notes: list[str] = [QUICK_NOTE] if is_quick() else []
-        self._start: Start | None = None
+        self._start: Start  # from `run` on
         self._arms: list[ArmState] = []
         self._blocks = 0  # that ran so far
         self._time_spent: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Runner:
     @property
     def same_start(self) -> bool:
         """Whether the whole state was put back before each run, so that losses can be compared."""
-        return self._start is not None and self._start.whole
+        return self._start.whole
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -117,7 +117,7 @@ class Runner:
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
-        with threads.measuring(), interrupts_heard(self.stop) as heard, repeated(self._poll):
+        with threads.measuring(), on_interrupt(self.stop) as interrupt, repeated(self._poll):
             self._check()
             detect_device(self._plan.device)
             start = self._start = Start(self._code)
@@ -134,7 +134,7 @@ class Runner:
                 start.end()
                 self._take_loss()
             experiment = self._experiment(self._budget.elapsed_s)
-        self.error = self.error or heard.error
+        self.error = self.error or interrupt.error
         return experiment
 
     def _check(self) -> None:
@@ -144,14 +144,13 @@ class Runner:
 
     def _restore(self) -> bool:
         """Put all back. False where nothing can run any more."""
-        assert self._start is not None
         restored = self._start.restore()
         self._take_loss()
         return restored
 
     def _take_loss(self) -> None:
         """Where a GPU was lost, the experiment ends with the error of the user's code, if there is one."""
-        lost = self._start.lost if self._start is not None else None
+        lost = self._start.lost
         if lost is None or isinstance(self.error, DeviceLost):
             return
         if self.error is None:
@@ -163,20 +162,15 @@ class Runner:
         """The same on all ranks: none goes on where one cannot."""
         return all(self._ranks.of_all(self._restore()))
 
-    def _let_go(self, error: Exception) -> None:
+    def _release(self, error: Exception) -> None:
         """Free what a failed run holds; if it has made the GPU unusable, the experiment ends with it."""
         lost = gpus.lost()
         if lost is None:
             release(error)
         else:
             self.error = error
-            assert self._start is not None
             self._start.lose(lost)
             self._take_loss()
-
-    def _note(self, words: str) -> None:
-        if words not in self._notes:
-            self._notes.append(words)
 
     # -- runs with their trace -----------------------------------------------------------------------------------
 
@@ -187,13 +181,12 @@ class Runner:
         self._say(first.arm.label, 0)
         if first.full_run is None:
             self._run_full(first, quiet=False)
-        if self._start is not None:
-            self._start.ran_as_written()
-        written = self._written
-        if first.full_run is None or written is None or self.error is not None:
+        self._start.keep_new_names()
+        baseline = self._baseline_run
+        if first.full_run is None or baseline is None or self.error is not None:
             return
         for arm in self._plan.arms:
-            ready = self._make_ready(arm, written.observation)
+            ready = self._make_ready(arm, baseline.observation)
             if self._plan.interleaved:
                 ready.failure = ready.failure or ready.execution.arm.unchanged(self._plan.base.settings)
             ready.failure = self._ranks.of_first(ready.failure)
@@ -227,11 +220,11 @@ class Runner:
 
     def _run_size(self, batch: Setting, size: int) -> Block | None:
         """A block of A with another batch size; None where it cannot be told what it takes."""
-        a, written = self._arms[0].full_run, self._written
-        if self._ended or a is None or written is None:
+        a, baseline = self._arms[0].full_run, self._baseline_run
+        if self._ended or a is None or baseline is None:
             return None
         self._say(f"a short run with {batch.name}={size}, to predict others", 0)
-        ready = self._make_ready(Arm({**self._plan.base.settings, batch.name: size}), written.observation)
+        ready = self._make_ready(Arm({**self._plan.base.settings, batch.name: size}), baseline.observation)
         if ready.failure or not self._restore():
             return None
         return self._run_block(ready, schedule.block_size([a.run]), on_gpu=a.run.device.kind == "cuda")
@@ -252,24 +245,20 @@ class Runner:
             self.error = error
         else:
             arm.failure = failure_of(error, full_run)
-            self._let_go(error)
+            self._release(error)
 
     def _first(self) -> ArmState:
         """What all others are compared with."""
-        base, written = self._plan.base, self._before(Arm())
+        base, baseline = self._plan.base, self._done.get(BASELINE)
         if not base.settings:
-            return ArmState(base, Execution(self._code, within=self._ranks.one_run), full_run=written)
-        assert written is not None, "a base needs the run of the baseline"
-        return self._make_ready(base, written.observation)
-
-    def _before(self, arm: Arm) -> FullRun | None:
-        """The full run of an arm that was made before."""
-        return next((full_run for other, full_run in self._done if other.settings == arm.settings), None)
+            return ArmState(base, Execution(self._code, within=self._ranks.one_run), full_run=baseline)
+        assert baseline is not None, "a base needs the run of the baseline"
+        return self._make_ready(base, baseline.observation)
 
     @property
-    def _written(self) -> FullRun | None:
+    def _baseline_run(self) -> FullRun | None:
         """The full run of the baseline."""
-        return self._before(Arm()) or (self._arms[0].full_run if not self._plan.base.settings else None)
+        return self._done.get(BASELINE) or (self._arms[0].full_run if not self._plan.base.settings else None)
 
     def _with_other_seeds(self, first: ArmState) -> None:
         """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
@@ -289,18 +278,19 @@ class Runner:
             self._seeds_done = seed
             error = error_of_all(self._ranks, full_run.error)
             if isinstance(error, Exception):
-                self._let_go(error)
+                self._release(error)
             first.seed_losses.append(full_run.losses)
 
     def _make_ready(self, arm: Arm, observation: Observation) -> ArmState:
         resolved = resolve(arm, self._code, observation)
-        return ArmState(arm, Execution(self._code, resolved, self._ranks.one_run), self._before(arm), resolved.failure)
+        return ArmState(
+            arm, Execution(self._code, resolved, self._ranks.one_run), self._done.get(arm.label), resolved.failure
+        )
 
     def _unprofiled_steps(self, profiled: int) -> int:
         """Of a run with its trace. Where nothing but such runs was asked for, its length was as well."""
-        asked = None if self._plan.interleaved else self._plan.block_steps
-        if asked is not None:
-            return schedule.WARMUP + asked
+        if not self._plan.interleaved and self._plan.block_steps is not None:
+            return schedule.WARMUP + self._plan.block_steps
         if is_quick():
             return QUICK_MEASURED
         if self._step_s is None:
@@ -312,17 +302,17 @@ class Runner:
         """How long the next full run may take; several ranks end it by the number of its steps alone."""
         if self._ranks.is_of_several:
             return math.inf
-        left = self._full_run_count - len(self.full_runs) - self._seeds_done + self._plan.seeds
+        rest = self._full_run_count - len(self.full_runs) - self._seeds_done + self._plan.seeds
         most_s = self._plan.full_run_s
-        return min(self._budget.full_run_s(left), FULL_RUN_LIMIT_S, math.inf if most_s is None else most_s)
+        return min(self._budget.full_run_s(rest), FULL_RUN_LIMIT_S, math.inf if most_s is None else most_s)
 
     @property
     def _full_run_count(self) -> int:
         """How many of them there are in all, other seeds aside."""
-        return sum(self._before(arm) is None for arm in (self._plan.base, *self._plan.arms))
+        return sum(self._done.get(arm.label) is None for arm in (self._plan.base, *self._plan.arms))
 
     def _run_full(self, arm: ArmState, *, quiet: bool) -> None:
-        profiled = self._ranks.of_first(arm.profiled_steps(self._written))
+        profiled = self._ranks.of_first(arm.profiled_steps(self._baseline_run))
         settings = Settings(
             name=self._plan.run_name(arm.arm),
             steps=self._ranks.of_first(self._unprofiled_steps(profiled)) + profiled,
@@ -346,14 +336,14 @@ class Runner:
         error = error_of_all(self._ranks, full_run.error)
         self.full_runs.append(full_run)
         self._step_s = schedule.step_s(full_run.run) if len(full_run.run.steps) else self._step_s
-        as_written = not arm.arm.settings
-        if as_written:
+        is_baseline = not arm.arm.settings
+        if is_baseline:
             remember(self._code, full_run.observation)
-        if error is None or (as_written and isinstance(error, Exception)):
+        if error is None or (is_baseline and isinstance(error, Exception)):
             arm.full_run = full_run
         if error is not None:
             self._fail(arm, error, full_run)
-        elif not as_written and not arm.failure:
+        elif not is_baseline and not arm.failure:
             arm.failure = self._ranks.of_first(no_effect(full_run.run))
 
     # -- blocks --------------------------------------------------------------------------------------------------
@@ -370,10 +360,10 @@ class Runner:
         on_gpu = runs[0].device.kind == "cuda"
         began_s, turn_s = budget.elapsed_s, schedule.turn_s(runs, size)
         least, early = plan.pairs or schedule.FEWEST_TURNS, ""
-        turn, wanted = 0, self._make_room(began_s, turn_s, least)
-        while turn < wanted and not self._ended and ranks.of_first(turn < least or turn_s <= budget.left_s):
+        turn, turns = 0, self._make_room(began_s, turn_s, least)
+        while turn < turns and not self._ended and ranks.of_first(turn < least or turn_s <= budget.left_s):
             order = [able[i] for i in schedule.turn_order(len(able), self._random, early=plan.early and not turn)]
-            self._turn(order, size, turn, wanted, began_s, on_gpu)
+            self._turn(order, size, turn, turns, began_s, on_gpu)
             turn += 1
             able = [i for i in able if not arms[i].failure]
             if plan.early and turn == 1 and len(able) > 1:
@@ -386,7 +376,7 @@ class Runner:
             if len(able) < 2:
                 break
             turn_s = (budget.elapsed_s - began_s) / turn
-            wanted = self._make_room(began_s, turn_s, least)
+            turns = self._make_room(began_s, turn_s, least)
             long_enough = plan.pairs is None and not plan.screening and turn * turn_s >= LEAST_BLOCKS_S
             if ranks.of_first(long_enough and are_decided([arms[i] for i in able])):
                 early = " The blocks ended as soon as they decided it."
@@ -396,22 +386,22 @@ class Runner:
 
     def _block_size(self, able: list[int]) -> tuple[schedule.Size, list[Run]]:
         """The size of a block that suits these arms, and the runs by which that is known."""
-        arms, written = [self._arms[i] for i in able], self._written
+        arms, baseline = [self._arms[i] for i in able], self._baseline_run
         runs = [arm.full_run.run for arm in arms if arm.full_run is not None]
         rounds = [int(k) for arm in arms for knob, k in arm.execution.arm.knobs.items() if knob is ACCUMULATE]
         waiting = [arm for arm in arms if self._plan.early and arm.full_run is None]
-        loaders = [loader for arm in waiting if written is not None and (loader := arm.loader(written)) is not None]
+        loaders = [loader for arm in waiting if baseline is not None and (loader := arm.loader(baseline)) is not None]
         size = schedule.block_size(runs, self._plan.block_steps, rounds, loaders)
         return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted])), runs
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
-        """How many turns are wanted; the budget that gpulab chose grows with the least of them."""
+        """How many turns there may be; the budget that gpulab chose grows with the least of them."""
         budget = self._budget
         budget.expect(began_s + least * turn_s)
         room_s = budget.left_s + budget.elapsed_s - began_s
-        wanted = self._ranks.of_first(schedule.pairs_within(room_s, turn_s, self._plan.pairs))
-        budget.expected_s = began_s + wanted * turn_s
-        return wanted
+        turns = self._ranks.of_first(schedule.pairs_within(room_s, turn_s, self._plan.pairs))
+        budget.expected_s = began_s + turns * turn_s
+        return turns
 
     def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began_s: float, on_gpu: bool) -> None:
         """Every arm once, A twice, in this order."""
@@ -423,9 +413,9 @@ class Runner:
             if arm.failure:
                 continue
             spent_s = budget.elapsed_s - began_s
-            left_s = min(spent_s / ran * (total - ran), max(0.0, budget.left_s)) if ran else None
+            rest_s = min(spent_s / ran * (total - ran), max(0.0, budget.left_s)) if ran else None
             of_all = f" of {total}" if self._plan.pairs is not None else ""
-            self._tell(Progress(f"block {ran + 1}{of_all}: {arm.arm.label}", ran, total, left_s, in_blocks=True))
+            self._tell(Progress(f"block {ran + 1}{of_all}: {arm.arm.label}", ran, total, rest_s, in_blocks=True))
             if not self._all_restore():
                 break
             block = self._run_block(arm, size, on_gpu=on_gpu)
@@ -445,13 +435,13 @@ class Runner:
         notes = (*self._notes, *self._time_spent, *filter(None, [self._budget.too_short]))
         plan = self._plan
         whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._halted, plan.name, notes)
-        kept = plan.save and not self._halted and not plan.screening and not self._ranks.is_of_several
-        unkept = keep(whole) if kept else ""
-        return replace(whole, notes=(*notes, unkept)) if unkept else whole
+        if not plan.save or self._halted or plan.screening or self._ranks.is_of_several:
+            return whole
+        problem = log_predictions(whole)
+        return replace(whole, notes=(*notes, problem)) if problem else whole
 
     def _comparison(self, a: Side, arm: ArmState, b: Side) -> Comparison:
         resolved, start = arm.execution.arm, self._start
-        assert start is not None
         comparison = compare_blocks(
             a,
             b,

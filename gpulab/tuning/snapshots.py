@@ -25,7 +25,7 @@ class Start:
         self.lost: DeviceLost | None = None  # the GPU takes no more work: nothing can be put back
         self._namespace = code.namespace
         self._before = set(code.namespace)
-        self._as_written: dict[str, Any] = {}
+        self._new_names: dict[str, Any] = {}
         self.whole = True
         try:
             state = State.of(code.namespace, code.names, roots=code.roots)
@@ -85,9 +85,9 @@ class Start:
         self.lost, self._state = lost, None
         self.note(f"Not restored: {lost}")
 
-    def ran_as_written(self) -> None:
+    def keep_new_names(self) -> None:
         """The names that the code has made by now stay at the end."""
-        self._as_written = dict(self._namespace)
+        self._new_names = dict(self._namespace)
 
     def end(self) -> None:
         """Put all back for the last time. New names of later runs go; Dynamo, for one, leaves names of its own."""
@@ -95,9 +95,9 @@ class Start:
         self._state = None  # it holds what the cell had before
         for knob in KNOBS.values():
             knob.forget()
-        for name in set(self._namespace) - self._before - set(self._as_written):
+        for name in set(self._namespace) - self._before - set(self._new_names):
             del self._namespace[name]
-        self._namespace.update((n, v) for n, v in self._as_written.items() if n not in self._before)
+        self._namespace.update((n, v) for n, v in self._new_names.items() if n not in self._before)
 
 
 def quoted(names: Sequence[str]) -> str:

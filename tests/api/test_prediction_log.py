@@ -22,7 +22,7 @@ from gpulab.errors import StoreError
 from gpulab.prediction.prediction import LEAST_FOR_BIAS, NARROWEST, WIDEST, Prediction, recalibrated
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
-from gpulab.tuning.predictions import keep
+from gpulab.tuning.predictions import log_predictions
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import is_decided
 from tests.support import comparisons as made
@@ -263,7 +263,7 @@ def test_only_what_was_proven_is_kept() -> None:
 
     def kept(found: Any) -> int:
         before = len(Scoreboard().read().records)
-        assert keep(replace(one, comparisons=(found,))) == ""
+        assert log_predictions(replace(one, comparisons=(found,))) == ""
         return len(Scoreboard().read().records) - before
 
     assert kept(sound) == 1
@@ -280,7 +280,7 @@ def test_only_what_was_proven_is_kept() -> None:
 def test_a_board_that_cannot_be_written_costs_a_note_only(own_store: Path) -> None:
     own_store.mkdir(parents=True, exist_ok=True)
     (own_store / NAME).mkdir()
-    assert "cannot be written" in keep(replace(made.a_sweep(), comparisons=(predicted(),)))
+    assert "cannot be written" in log_predictions(replace(made.a_sweep(), comparisons=(predicted(),)))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import gpulab
 from gpulab.capture import hooks
 from gpulab.tuning import cell_code
-from gpulab.tuning.cell_code import interrupts_heard, users_code
+from gpulab.tuning.cell_code import on_interrupt, users_code
 from tests.tuning.cells import CELL, SETUP
 
 pytestmark = pytest.mark.usefixtures("interrupts_come")
@@ -27,7 +27,7 @@ def interrupt() -> None:
 
 def test_who_waits_too_long_for_the_end_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_code, "PATIENCE_S", -1.0)
-    with interrupts_heard(lambda: None):
+    with on_interrupt(lambda: None):
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupt()
@@ -36,8 +36,8 @@ def test_who_waits_too_long_for_the_end_is_heard_at_once(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("inside", [False, True])
 def test_it_is_raised_in_the_users_code_alone(inside: bool) -> None:
     stops: list[str] = []
-    with interrupts_heard(lambda: stops.append("outer")) as outer:
-        with interrupts_heard(lambda: stops.append("inner")) as inner:
+    with on_interrupt(lambda: stops.append("outer")) as outer:
+        with on_interrupt(lambda: stops.append("inner")) as inner:
             if inside:
                 with pytest.raises(KeyboardInterrupt), users_code():
                     interrupt()
