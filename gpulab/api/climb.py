@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.api.diagnose import learned_here, thresholds_of
-from gpulab.api.experiment import code_of, ending, remember_experiment, remember_full_runs
+from gpulab.api.experiment import code_of, finish, remember_experiment, remember_full_runs
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -75,15 +74,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     if record.whole is not None:
         remember_experiment(record.whole)
     remember_full_runs(climber.full_runs)
-    if climber.error is not None and not record.rungs:  # the error says it all
-        climbing.clear()
-    else:
-        try:
-            climbing.put(climbed)
-        except Exception as e:
-            sys.stderr.write(f"gpulab: the climb could not be shown ({type(e).__name__}: {e})\n")
-    if climber.error is not None:
-        raise ending(climber.error, shown=show and bool(record.rungs))
+    finish(climbing, climbed, climber.error, measured=bool(record.rungs), show=show)
     return climbed
 
 
@@ -134,12 +125,12 @@ def _predicted(figures: Facts, settings: Mapping[str, str]) -> Prediction:
 
 
 def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
-    chosen = frozenset((names,) if isinstance(names, str) else names)
-    for name in sorted(chosen - KNOBS.keys()):
+    knobs = frozenset((names,) if isinstance(names, str) else names)
+    for name in sorted(knobs - KNOBS.keys()):
         near = nearest_knob(name)
         meant = f" Did you mean {near}?" if near else f" Settings: {', '.join(KNOBS)}."
         raise UsageError(f"--{option} {name}: no such setting.{meant}")
-    return chosen
+    return knobs
 
 
 def _split(texts: Sequence[str]) -> list[str]:

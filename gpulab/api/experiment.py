@@ -21,6 +21,8 @@ from gpulab.tuning.record import Comparison, Experiment, Speed
 from gpulab.tuning.resolve import check, observation_of
 from gpulab.tuning.runner import Runner
 from gpulab.views.comparison import Compared, Comparing
+from gpulab.views.progress import Progressing
+from gpulab.views.view import View
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = (
@@ -60,19 +62,17 @@ def experiment(
     return conduct(code_of(code, namespace), plan, show=show)
 
 
-def code_of(given: Callable[[], object] | str | Code | None, namespace: dict[str, Any] | None = None) -> Code:
+def code_of(code: Callable[[], object] | str | Code | None, namespace: dict[str, Any] | None = None) -> Code:
     """The code that a user means; None: the cell profiled last. Raises UsageError where there is none.
 
     A text has these names, else those of the notebook; where there is no notebook, none.
     """
-    if given is None:
+    if code is None:
         run, text = _last_profiled()
         return _text_code(text, main_names(), "statement" if run.source == "statement" else "cell")
-    if isinstance(given, str):
-        return _text_code(given, namespace, "cell")
-    if callable(given):
-        return Code.of_function(given)
-    return given
+    if isinstance(code, str):
+        return _text_code(code, namespace, "cell")
+    return code if isinstance(code, Code) else Code.of_function(code)
 
 
 def main_names() -> dict[str, Any] | None:
@@ -114,12 +114,12 @@ def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:
     from gpulab.knobs.catalogue import parsed_value
 
     lists: list[list[tuple[str, Plain]]] = []
-    for knob, given in knobs.items():
-        values = list(given) if isinstance(given, (list, tuple)) else [given]
+    for knob, value in knobs.items():
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
         if not values:
             raise UsageError(f"{knob} has no value to try: name at least one.")
-        lists.append([(knob, parsed_value(knob, value)) for value in values])
-    return tuple(Arm(dict(chosen)) for chosen in product(*lists)) if lists else ()
+        lists.append([(knob, parsed_value(knob, one)) for one in values])
+    return tuple(map(Arm, map(dict, product(*lists)))) if lists else ()
 
 
 def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None = None, full: bool = False) -> Compared:
@@ -132,14 +132,29 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
         result = runner.run()
     compared = remember_experiment(result)
     remember_full_runs(runner.full_runs)
-    if show and (runner.error is None or result.comparisons):  # with nothing to compare the error says it all
-        try:
-            progressing.put(compared, full=full)
-        except Exception as e:
-            sys.stderr.write(f"gpulab: the comparison could not be shown ({type(e).__name__}: {e})\n")
-    if runner.error is not None:
-        raise ending(runner.error, shown=show and bool(result.comparisons))
+    finish(progressing, compared, runner.error, measured=bool(result.comparisons), show=show, full=full)
     return compared
+
+
+def finish(
+    progress: Progressing,
+    view: View,
+    error: BaseException | None,
+    *,
+    measured: bool,
+    show: bool,
+    full: bool = False,
+) -> None:
+    """Show the result, where anything was measured; then raise what ended it early, if something did."""
+    if error is not None and not measured:  # the error says it all
+        progress.clear()
+    else:
+        try:
+            progress.put(view, full=full)
+        except Exception as e:
+            sys.stderr.write(f"gpulab: the result could not be shown ({type(e).__name__}: {e})\n")
+    if error is not None:
+        raise ending(error, shown=show and measured)
 
 
 def ending(error: BaseException, *, shown: bool) -> BaseException:

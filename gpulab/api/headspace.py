@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpulab.api.experiment import code_of, ending, last_step_s
+from gpulab.api.experiment import code_of, finish, last_step_s
 from gpulab.options import check_seconds, check_whole_number
 from gpulab.tuning.code import Code
 from gpulab.tuning.headspace import Differential
@@ -46,13 +45,7 @@ def headspace(
         result = test.headspace()
     report = HeadspaceReport(result)
     headspaces.append(report)
-    if test.error is None or result.ceiling is not None:
-        try:
-            progress.put(report)
-        except Exception as e:
-            sys.stderr.write(f"gpulab: the result could not be shown ({type(e).__name__}: {e})\n")
-    if test.error is not None:
-        raise ending(test.error, shown=show and result.ceiling is not None)
+    finish(progress, report, test.error, measured=result.ceiling is not None, show=show)
     return report
 
 

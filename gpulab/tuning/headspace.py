@@ -22,7 +22,6 @@ from gpulab.tuning import headspace_data
 from gpulab.tuning import plan as schedule
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution, run_block
-from gpulab.tuning.headspace_data import kept_batches
 from gpulab.tuning.plan import Arm, Listener, Plan, Progress
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.tuning.runner import Runner
@@ -96,7 +95,7 @@ class Differential(Runner):
             save=False,
         )
         super().__init__(code, plan, tell, step_s=step_s)
-        self._kept_on = "cpu"
+        self._batch_device = "cpu"
         self._files: list[str] = []
 
     def headspace(self) -> Headspace:
@@ -147,7 +146,7 @@ class Differential(Runner):
         return ready
 
     def _ideally(self) -> AbstractContextManager[None]:
-        return kept_batches(self._kept_on)
+        return headspace_data.reusing_batches(self._batch_device)
 
     @contextmanager
     def _coldly(self) -> Iterator[None]:
@@ -179,7 +178,7 @@ class Differential(Runner):
         arm = next(a for a in self._arms if a.arm is IDEAL)
         places = dict.fromkeys((_torch_name(run.device), "cpu"))
         for place in places:
-            self._kept_on = place
+            self._batch_device = place
             error = self._probe(self._ideally, size, "batches kept")
             if error is None:
                 arm.failure = ""
@@ -198,18 +197,18 @@ class Differential(Runner):
     def _prepare_cold(self, run: Run, size: schedule.Size) -> None:
         """See which files the first steps read: all runs read the same ones."""
         arm = next(a for a in self._arms if a.arm is COLD)
-        opened = headspace_data.Opened()
+        log = headspace_data.FileLog()
 
         @contextmanager
-        def looking() -> Iterator[None]:
-            nonlocal opened
-            with overriding("num_workers", 0, KnobEffects()), headspace_data.watched() as opened:
+        def logging() -> Iterator[None]:
+            nonlocal log
+            with overriding("num_workers", 0, KnobEffects()), headspace_data.logging_files() as log:
                 yield
 
-        error = self._probe(looking, size, "looking for files")
+        error = self._probe(logging, size, "looking for files")
         if error is not None:
             self._release(error)
-        self._files = opened.data
+        self._files = log.data
         arm.failure = headspace_data.why_not(self._files)
 
     def _probe(

@@ -1,8 +1,8 @@
 """The data of the headspace test: batches that are on the device already, and files read from the disk again.
 
-Kept batches are real ones of the user's own loader; each is copied when it is given out, for a loop may change what it
-gets. The loader's sampler is still asked, so that an epoch has as many batches as it has. Workers are not started where
-the loader can do without; where it cannot, they stand still once they have loaded ahead.
+A few real batches of the user's own loader are reused; each is copied when it is handed out, for a loop may change what
+it gets. The loader's sampler still runs, so that an epoch has as many batches as ever. Workers do not start where the
+loader can do without; where it cannot, they stand still once they have loaded ahead.
 
 Files are found where Python opens them, in the training process; those that a process maps into memory or keeps open
 are found by the system's own list. Whether the system has really let go of a file is asked of it, not assumed.
@@ -20,7 +20,7 @@ import os
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
@@ -33,7 +33,7 @@ from gpulab.torch_hooks.patching import replaced
 from gpulab.user_code import PACKAGE_FOLDER
 
 MOST = 200_000  # files
-ASKED = 200  # files of which the system is asked whether it has let go
+PROBES = 200  # files of which the system is asked whether it still holds them
 STAYS = 0.1  # of their pages: with more in memory, reading them is not reading from the disk
 
 NO_ADVICE = "this system cannot drop a file from its page cache"
@@ -41,8 +41,8 @@ NO_FILE = "no file was read: the data is in memory, comes over the network, or i
 IN_MEMORY = "the files stayed in the page cache"
 
 
-class Opened:
-    """Paths of regular files that were opened for reading while it watched, on the thread that made it."""
+class FileLog:
+    """Paths of regular files that the thread which made it opens for reading."""
 
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
@@ -62,20 +62,20 @@ class Opened:
 
 
 @contextmanager
-def watched() -> Iterator[Opened]:
+def logging_files() -> Iterator[FileLog]:
     """What is opened inside. At its end also what the process has open and mapped by then."""
-    opened = Opened()
+    log = FileLog()
 
     def wrap(original: Any) -> Any:
         def open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-            opened.note(file, mode)
+            log.note(file, mode)
             return original(file, mode, *args, **kwargs)
 
         return open
 
     def wrap_descriptor(original: Any) -> Any:
         def open(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
-            opened.note(path, "r" if not flags & (os.O_WRONLY | os.O_RDWR) else "w")
+            log.note(path, "r" if not flags & (os.O_WRONLY | os.O_RDWR) else "w")
             return original(path, flags, *args, **kwargs)
 
         return open
@@ -84,9 +84,9 @@ def watched() -> Iterator[Opened]:
         undo.enter_context(replaced(builtins, "open", wrap))
         undo.enter_context(replaced(io, "open", wrap))
         undo.enter_context(replaced(os, "open", wrap_descriptor))
-        yield opened
-    for path in _held():
-        opened.note(path, "r")
+        yield log
+    for path in _open_files():
+        log.note(path, "r")
 
 
 def drop(paths: Iterable[str]) -> None:
@@ -108,7 +108,7 @@ def why_not(paths: list[str]) -> str:
     if not paths:
         return NO_FILE
     drop(paths)
-    step = max(1, len(paths) // ASKED)
+    step = max(1, len(paths) // PROBES)
     resident = [share for share in map(resident_fraction, paths[::step]) if share is not None]
     if resident and sum(resident) / len(resident) > STAYS:
         return IN_MEMORY
@@ -139,7 +139,7 @@ def _mincore() -> Callable[..., int] | None:
     return None
 
 
-def _held() -> list[str]:
+def _open_files() -> list[str]:
     """Files that this process has open or mapped; on Linux."""
     paths: dict[str, None] = {}
     with suppress(ImportError, OSError):
@@ -176,33 +176,32 @@ def _is_data(path: str) -> bool:
         return False
 
 
-KEPT = 3  # batches of each loader: they are loaded before the first step
-_DEPTH = 8
+BATCHES = 3  # of each loader: they are loaded before the first step
 
 
 @contextmanager
-def kept_batches(device: str) -> Iterator[None]:
-    """Inside, every DataLoader iterated on this thread gives batches kept on `device`, as torch names it."""
+def reusing_batches(device: str) -> Iterator[None]:
+    """Inside, every DataLoader iterated on this thread gives the same few batches, on torch's `device`."""
     from torch.utils.data import dataloader
 
-    kept = _Kept(device)
+    pool = _Pool(device)
     several, single = dataloader._MultiProcessingDataLoaderIter, dataloader._SingleProcessDataLoaderIter
     with (
         overriding("num_workers", 0, KnobEffects()),
-        replaced(several, "_next_data", kept.wrap),
-        replaced(single, "_next_data", kept.wrap),
+        replaced(several, "_next_data", pool.wrap),
+        replaced(single, "_next_data", pool.wrap),
     ):
         yield
 
 
-class _Kept:
-    """By the sampler that a loader and all its iterators share."""
+class _Pool:
+    """Of batches: by the sampler that a loader and all its iterators share, then by the number of samples."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._thread = get_ident()
         self._batches: weakref.WeakKeyDictionary[Any, dict[int | None, list[Any]]] = weakref.WeakKeyDictionary()
-        self._given: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by iterator
+        self._position: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by iterator
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """In place of the method that gets an iterator's next batch."""
@@ -212,45 +211,41 @@ class _Kept:
             if get_ident() != self._thread:
                 return original(iterator)
             try:
-                kept = self._batches.setdefault(iterator._index_sampler, {})
+                batches = self._batches.setdefault(iterator._index_sampler, {})
             except TypeError:  # a list of batches
                 return original(iterator)
-            return self._next(iterator, kept, original)
+            return self._next(iterator, batches, original)
 
         return _next_data
 
-    def _next(self, iterator: Any, kept: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
-        if not kept:
-            return self._load(iterator, kept, original)
-        given = self._given.get(iterator, 0)
-        self._given[iterator] = given + 1
-        first = next(iter(kept.values()))
-        if given < 0:  # those that were loaded for it at its beginning
-            return _copied(first[given])
+    def _next(self, iterator: Any, batches: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
+        if not batches:
+            return self._load(iterator, batches, original)
+        position = self._position.get(iterator, 0)
+        self._position[iterator] = position + 1
+        first = next(iter(batches.values()))
+        if position < 0:  # those that were loaded for it at its beginning
+            return _copied(first[position])
         index = iterator._next_index()  # raises StopIteration at the end of the epoch
-        size = _size(index)
-        if size not in kept and size is not None and hasattr(iterator, "_dataset_fetcher"):
-            kept[size] = [_copied(iterator._dataset_fetcher.fetch(index), self._device)]  # the last of an epoch
-        batches = kept.get(size, first)
-        return _copied(batches[given % len(batches)])
+        size = len(index) if isinstance(index, list | tuple) else None
+        if size not in batches and size is not None and hasattr(iterator, "_dataset_fetcher"):
+            batches[size] = [_copied(iterator._dataset_fetcher.fetch(index), self._device)]  # the last of an epoch
+        alike = batches.get(size, first)
+        return _copied(alike[position % len(alike)])
 
-    def _load(self, iterator: Any, kept: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
+    def _load(self, iterator: Any, batches: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
         """The first batches of a loader, at its first request."""
         loaded: list[Any] = []
-        for _ in range(KEPT):
+        for _ in range(BATCHES):
             try:
                 loaded.append(_copied(original(iterator), self._device))
             except StopIteration:
                 if not loaded:
                     raise
                 break
-        kept[_usual_size(iterator, loaded[0])] = loaded
-        self._given[iterator] = 1 - len(loaded)
+        batches[_usual_size(iterator, loaded[0])] = loaded
+        self._position[iterator] = 1 - len(loaded)
         return _copied(loaded[0])
-
-
-def _size(index: Any) -> int | None:
-    return len(index) if isinstance(index, list | tuple) else None
 
 
 def _usual_size(iterator: Any, batch: Any) -> int | None:
@@ -263,28 +258,13 @@ def _usual_size(iterator: Any, batch: Any) -> int | None:
 def _copied(batch: Any, device: str | None = None) -> Any:
     """A copy on the device, or where it is; of what is neither a tensor nor made of tensors a shallow one."""
     import torch
+    from torch.utils._pytree import tree_map
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.clone() if device is None else leaf.to(device, copy=True)
         if not callable(getattr(leaf, "to", None)):
-            return leaf
+            return leaf if isinstance(leaf, str | bytes) else copy.copy(leaf)
         return copy.copy(leaf) if device is None else copy.copy(leaf).to(device)
 
-    return _mapped(batch, copied)
-
-
-def _mapped(thing: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Containers of the kinds that torch's collation makes, made anew; everything else through `change`."""
-    if depth >= _DEPTH or isinstance(thing, str | bytes):
-        return thing
-    if isinstance(thing, Mapping) and not callable(getattr(thing, "to", None)):
-        mapping = copy.copy(thing)
-        if hasattr(mapping, "update"):
-            mapping.update({key: _mapped(value, change, depth + 1) for key, value in thing.items()})
-        return mapping
-    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(_mapped(part, change, depth + 1) for part in thing))
-    if isinstance(thing, list | tuple):
-        return type(thing)(_mapped(part, change, depth + 1) for part in thing)
-    return change(thing)
+    return tree_map(copied, batch)

@@ -158,11 +158,11 @@ def inverse(interval: Interval | None) -> Interval | None:
 
 def product(speeds: Sequence[Speed]) -> tuple[float, Interval | None]:
     """Of ratios that were measured apart. In logarithms the half widths of their intervals add in squares."""
-    known = [(speed.ratio, speed.interval) for speed in speeds if speed.ratio and speed.interval]
+    factors = [(speed.ratio, speed.interval) for speed in speeds if speed.ratio and speed.interval]
     ratio = math.prod(speed.ratio or 1.0 for speed in speeds)
-    if len(known) < len(speeds):
+    if len(factors) < len(speeds):
         return ratio, None
-    low, high = (math.hypot(*(math.log(interval[end] / middle) for middle, interval in known)) for end in (0, 1))
+    low, high = (math.hypot(*(math.log(interval[end] / middle) for middle, interval in factors)) for end in (0, 1))
     return ratio, (ratio * math.exp(-low), ratio * math.exp(high))
 
 

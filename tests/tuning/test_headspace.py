@@ -21,7 +21,7 @@ from gpulab.errors import UsageError
 from gpulab.tuning import headspace_data
 from gpulab.tuning.code import Code
 from gpulab.tuning.headspace import Differential, Headspace
-from gpulab.tuning.headspace_data import KEPT, kept_batches
+from gpulab.tuning.headspace_data import BATCHES, reusing_batches
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import Verdict
 from gpulab.views.headspace import HeadspaceReport
@@ -112,7 +112,7 @@ def test_a_cell_without_a_loader_is_refused_and_put_back() -> None:
         gpulab.headspace("for batch in loader:\n    1 / 0", namespace=names(DataLoader(Planted(8))), show=False)
 
 
-def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
+def test_a_cell_that_cannot_run_on_reusing_batches_says_so() -> None:
     look = "        assert batch[0, 0].item() not in seen, 'twice'; seen.add(batch[0, 0].item())\n"
     once = "seen = set()\n" + CELL.replace("range(2)", "range(1)").replace(
         "        loss = ", f"{look}        loss = ", 1
@@ -137,7 +137,7 @@ def test_batches_too_large_for_the_device_stay_in_host_memory(
     probe = test._probe
 
     def probed(code: Any, size: Any, what: str) -> Exception | None:
-        if what == "batches kept" and test._kept_on not in fits:
+        if what == "batches kept" and test._batch_device not in fits:
             return RuntimeError("out of memory there")
         return probe(code, size, what)
 
@@ -148,12 +148,12 @@ def test_batches_too_large_for_the_device_stay_in_host_memory(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_kept_batches_are_real_ones_in_the_same_number(workers: int) -> None:
+def test_reusing_batches_are_real_ones_in_the_same_number(workers: int) -> None:
     loader = DataLoader(Planted(30), batch_size=4, num_workers=workers)
     real = [batch.clone() for batch in loader]
     asked: list[int] = []
     loader.dataset.__class__ = type("Counted", (Planted,), {"__getitem__": _counting(asked)})
-    with kept_batches("cpu"):
+    with reusing_batches("cpu"):
         for epoch in range(2):
             had = []
             for batch in loader:
@@ -164,7 +164,7 @@ def test_kept_batches_are_real_ones_in_the_same_number(workers: int) -> None:
             assert len(had[-1]) == 2, "the last of an epoch is as long as it was"
             if epoch == 0:
                 assert torch.equal(had[0], real[0]) and torch.equal(had[1], real[1])
-    assert len(asked) == 4 * KEPT + 2, "loaded once"
+    assert len(asked) == 4 * BATCHES + 2, "loaded once"
     assert torch.equal(next(iter(DataLoader(Planted(30), batch_size=4))), real[0])
 
 
@@ -176,8 +176,8 @@ def _counting(asked: list[int]) -> Any:
     return __getitem__
 
 
-def test_kept_batches_of_a_stream_go_on() -> None:
-    with kept_batches("cpu"):
+def test_reusing_batches_of_a_stream_go_on() -> None:
+    with reusing_batches("cpu"):
         for i, batch in enumerate(DataLoader(Stream(40), batch_size=4)):
             assert batch.shape == (4, 4)
             if i == 30:
@@ -214,7 +214,7 @@ def test_files_opened_in_each_way_are_seen_unless_written(tmp_path: Path) -> Non
     for path in paths:
         path.write_bytes(b"" if path.name == "empty" else b"x" * 100)
     before = builtins.open, io.open, os.open
-    with headspace_data.watched() as opened:
+    with headspace_data.logging_files() as opened:
         open(paths[0]).close()
         paths[1].read_bytes()
         os.close(os.open(paths[2], os.O_RDONLY))
