@@ -100,11 +100,11 @@ def sections(climb: Climb) -> tuple[Section, ...]:
     """Every section in reading order."""
     if climb.written is None or climb.written.facts is None:
         return present(kept_edit(climb))
-    passed = [(plain(p.label), plain(p.why)) for p in climb.passed]
+    skips = [(plain(s.label), plain(s.why)) for s in climb.skips]
     return present(
         leading(replace(ladder(climb), pictured=True, result=_OF_EACH)),
         _left(climb),
-        Section.table("Not tried, or not further", PAIRS, passed, wide=True) if passed else None,
+        Section.table("Not tried, or not further", PAIRS, skips, wide=True) if skips else None,
         checks((climb.top,)) if climb.kept and climb.top is not None else None,
         _measured(climb),
         kept_edit(climb),
