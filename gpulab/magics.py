@@ -375,7 +375,7 @@ def _ended(sentence: str) -> str:
 
 def _offer_bench(profiler: profile) -> None:
     """Buttons under the report that open the bench and try the first fix; without them there is `%gpulab panel`."""
-    from gpulab.views.live_view import in_notebook
+    from gpulab.views.widgets import in_notebook
 
     if in_notebook():
         with suppress(Exception):
@@ -386,8 +386,8 @@ def _offer_bench(profiler: profile) -> None:
 
 def _show(answer: Answer, options: argparse.Namespace) -> None:
     """Display what a command has to show; in a terminal, print it."""
-    from gpulab.views.live_view import in_notebook
     from gpulab.views.view import View
+    from gpulab.views.widgets import in_notebook
 
     asks_for_text = getattr(options, "json", False) or getattr(options, "html", None) is not None or answer.written
     if not in_notebook() or isinstance(answer.shown, str) or asks_for_text:

@@ -21,22 +21,21 @@ export class StepHistory {
     this.count = [];
     this.samples = [];
     this.samplesKnown = true;
-    this.recent = []; // the last seconds, unmerged: [end_s, wall_ms, samples_per_s, count]
+    this.recent = []; // the last seconds, unmerged: [end_s, wall_ms, samples_per_s]
   }
 
   get length() {
     return this.end.length;
   }
 
-  push(end, wall, wait, rate, count, slowest) {
-    this.recent.push([end, wall, rate, count]);
+  push(end, wall, wait, rate) {
+    this.recent.push([end, wall, rate]);
     if (this.recent.length > MOST_RECENT) this.recent.splice(0, MOST_RECENT / 2); // a hidden page asks for no throughput
-    this.group = Math.max(this.group, count); // fast steps come merged already
-    const samples = (rate * wall * count) / 1000;
+    const samples = (rate * wall) / 1000;
     if (!Number.isFinite(samples)) this.samplesKnown = false; // from then on steps are counted
     const last = this.length - 1;
-    const row = [end, wall, wait, slowest, count, samples];
-    if (last >= 0 && this.count[last] + count <= this.group) this.#merge(last, row);
+    const row = [end, wall, wait, wall, 1, samples];
+    if (last >= 0 && this.count[last] < this.group) this.#merge(last, row);
     else this.#columns().forEach((column, k) => column.push(row[k]));
     if (this.length >= this.capacity) this.#halve();
   }
@@ -82,17 +81,15 @@ export class StepHistory {
     first = Math.max(0, Math.min(first, last + 1 - RECENT_STEPS));
     if (first > 0) this.recent.splice(0, first);
     let wall = 0;
-    let steps = 0;
     let samples = 0;
-    for (const [, ms, rate, count] of this.recent) {
-      wall += ms * count;
-      steps += count;
-      samples += rate * ms * count; // NaN once unknown: then steps are counted
+    for (const [, ms, rate] of this.recent) {
+      wall += ms;
+      samples += rate * ms; // NaN once unknown: then steps are counted
     }
     if (!(wall > 0)) return null;
     return Number.isFinite(samples)
       ? { value: samples / wall, unit: "samples/s" }
-      : { value: (1000 * steps) / wall, unit: "steps/s" };
+      : { value: (1000 * this.recent.length) / wall, unit: "steps/s" };
   }
 }
 

@@ -36,8 +36,6 @@ export class Store {
       model.off("comm_live_update", onConnection);
       clearTimeout(this.patience);
     };
-    const history = model.get("history");
-    if (history?.head) this.accept(history.head, history.buffers);
   }
 
   accept(head, buffers) {
@@ -47,11 +45,10 @@ export class Store {
     this.clock.hear({ since_s: 0, sent_s: delta.status.elapsed_s });
     this.lost = false;
     this.ended = this.ended || delta.ended;
-    if (delta.series) this.series = delta.series;
-    for (const phase of head.phases ?? []) this.#enter(phase.phase, phase.from);
+    this.series = delta.series;
     this.#enter(delta.status.phase, delta.status.elapsed_s);
     const s = delta.steps;
-    for (let i = 0; i + 5 < s.length; i += 6) this.steps.push(s[i], s[i + 1], s[i + 2], s[i + 3], s[i + 4], s[i + 5]);
+    for (let i = 0; i + 3 < s.length; i += 4) this.steps.push(s[i], s[i + 1], s[i + 2], s[i + 3]);
     for (const { name, rows } of delta.samples) {
       if (!this.curves.has(name)) this.curves.set(name, new Curve());
       const curve = this.curves.get(name);

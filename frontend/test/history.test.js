@@ -13,7 +13,7 @@ test("many steps stay few points, and no time, sample or slowest step is lost", 
     const ms = i === 4_321 ? 900 : 1 + (i % 7) / 10;
     wall += ms;
     wait += ms / 4;
-    history.push(i / 100, ms, ms / 4, 32_000 / ms, 1, ms);
+    history.push(i / 100, ms, ms / 4, 32_000 / ms);
   }
   assert.ok(history.length < 64);
   assert.equal(sum(history.count), n);
@@ -28,8 +28,8 @@ test("many steps stay few points, and no time, sample or slowest step is lost", 
 test("throughput is samples over the time of the last steps", () => {
   const history = new StepHistory();
   assert.equal(history.throughput(), null);
-  history.push(1, 1000, 0, 1, 1, 1000); // long ago, slow
-  for (let i = 0; i < 100; i++) history.push(10 + i / 20, 50, 5, 1280, 1, 50);
+  history.push(1, 1000, 0, 1); // long ago, slow
+  for (let i = 0; i < 100; i++) history.push(10 + i / 20, 50, 5, 1280);
   const { value, unit } = history.throughput();
   assert.equal(unit, "samples/s");
   close(value, 1280);
@@ -38,7 +38,7 @@ test("throughput is samples over the time of the last steps", () => {
 
 test("unknown samples per step: steps are counted", () => {
   const history = new StepHistory();
-  for (let i = 0; i < 10; i++) history.push(i / 20, 50, 5, NaN, 1, 50);
+  for (let i = 0; i < 10; i++) history.push(i / 20, 50, 5, NaN);
   assert.deepEqual(history.throughput(), { value: 20, unit: "steps/s" });
   close(history.rates()[3], 20);
 });
@@ -59,15 +59,6 @@ test("a silent meter leaves a gap, and a reading that is no number is no reading
   curve.push(9, 7);
   assert.deepEqual(curve.value, [5, 6, null, 7]);
   assert.equal(curve.last, 7);
-});
-
-test("rows that stand for several steps say so", () => {
-  const history = new StepHistory();
-  history.push(1, 2, 1, 100, 1, 2);
-  history.push(2, 2, 1, 100, 5, 9);
-  history.push(3, 2, 1, 100, 5, 3);
-  assert.equal(history.group, 5);
-  assert.deepEqual(history.count, [1, 5, 5]);
 });
 
 test("a meter that is silent between all its readings stays few points", () => {

@@ -2,11 +2,11 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { Store } from "../src/store.js";
 
-function model(history) {
+function model() {
   const heard = new Map();
   return {
     heard,
-    get: (name) => (name === "history" ? history : "key"),
+    get: () => "key",
     on: (name, callback) => heard.set(name, callback),
     off: (name) => heard.delete(name),
     fire: (name, ...rest) => heard.get(name)?.(...rest),
@@ -14,11 +14,11 @@ function model(history) {
 }
 
 const status = { phase: "measuring", step: 3, total: null, total_of: "run", elapsed_s: 1, stop_requested: false };
-const head = (more = {}) => ({ v: 1, status, samples: [], ...more });
+const head = (more = {}) => ({ v: 2, status, samples: [], series: [], ...more });
 const noSteps = [new DataView(new ArrayBuffer(0))];
 
 test("a run whose kernel is gone is lost and cannot be stopped", () => {
-  const widget = model({});
+  const widget = model();
   const store = new Store(widget);
   widget.fire("msg:custom", head(), noSteps);
   assert.equal(store.canStop, true);
@@ -30,7 +30,7 @@ test("a run whose kernel is gone is lost and cannot be stopped", () => {
 });
 
 test("a run that has ended is not lost when its widget is closed", () => {
-  const widget = model({});
+  const widget = model();
   const store = new Store(widget);
   widget.fire("msg:custom", head({ ended: true }), noSteps);
   widget.fire("comm_live_update");
@@ -40,7 +40,7 @@ test("a run that has ended is not lost when its widget is closed", () => {
 
 test("a stop that no step follows says what ends it", (context) => {
   context.mock.timers.enable({ apis: ["setTimeout"] });
-  const widget = model({});
+  const widget = model();
   const store = new Store(widget);
   widget.fire("msg:custom", head({ status: { ...status, step: 0, stop_requested: true } }), noSteps);
   assert.match(store.stopNote, /end of this step/);
@@ -52,16 +52,16 @@ test("a stop that no step follows says what ends it", (context) => {
 });
 
 test("eight hours at 10 Hz stay few points, in a page that nobody looks at", () => {
-  const widget = model({});
+  const widget = model();
   const store = new Store(widget);
   const n = 288_000;
   const each = 32; // steps in a message
   for (let first = 0; first < n; first += each) {
-    const steps = new Float32Array(6 * each);
+    const steps = new Float32Array(4 * each);
     const readings = new Float32Array(2 * each);
     for (let i = 0; i < each; i++) {
       const t = (first + i + 1) / 10;
-      steps.set([t, 100, 25, 320, 1, first + i === 123_456 ? 900 : 100], 6 * i);
+      steps.set([t, first + i === 123_456 ? 900 : 100, 25, 320], 4 * i);
       readings.set([t, (first + i) % 100], 2 * i);
     }
     const buffers = [new DataView(steps.buffer), new DataView(readings.buffer)];

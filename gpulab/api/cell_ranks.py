@@ -42,8 +42,8 @@ from gpulab.store.folders import KILLED, Store, default_root, new_id
 from gpulab.store.jobs import await_job
 from gpulab.tuning.cell_code import Interrupted, on_interrupt
 from gpulab.views.live_ranks import LiveRanksOutput
-from gpulab.views.live_view import in_notebook
 from gpulab.views.report.ranks import RankedReport
+from gpulab.views.widgets import in_notebook
 from gpulab.views.wording import cut
 
 EVERY_S = 1.0  # the ranks write as often

@@ -31,10 +31,11 @@ from gpulab.run import Missing, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace, new_id
 from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
-from gpulab.views.live_view import Stage, in_notebook
+from gpulab.views.live_view import Stage
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
-from gpulab.views.waiting import alert_lines_or_none, progress_lines_or_none
+from gpulab.views.waiting import run_lines_or_none
+from gpulab.views.widgets import in_notebook
 from gpulab.views.wording import cut, plain
 
 if TYPE_CHECKING:
@@ -123,10 +124,8 @@ class profile:
         watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
         if watcher is None and self.settings.live and not in_notebook():
             job = current_job()
-            if not self._progress_of:
-                watcher = alert_lines_or_none()
-            elif job is None or job.rank == 0:  # of several ranks one speaks
-                watcher = progress_lines_or_none(self._progress_of)
+            if not self._progress_of or job is None or job.rank == 0:  # of several ranks one speaks
+                watcher = run_lines_or_none(self._progress_of)
         keep = self._keep_terminated if self.settings.save else None
         capture = Capture(self.settings, self._source, self._code, watcher, keep)
         try:

@@ -13,8 +13,7 @@ from gpulab.errors import UsageError
 from gpulab.formatting import settings_words
 from gpulab.tuning import cell_code
 from gpulab.tuning.code import Code
-from gpulab.views.live_view import in_notebook
-from gpulab.views.widgets import Choice, Offer
+from gpulab.views.widgets import Choice, Offer, in_notebook
 
 OPEN = "Try other settings"
 NOTHING_TO_APPLY = "Nothing to apply: open the bench (%gpulab panel) and click the row whose edit you want."

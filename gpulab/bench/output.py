@@ -34,9 +34,8 @@ from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
 from gpulab.views.html import static
-from gpulab.views.live_view import WIDGET_VIEW
 from gpulab.views.progress import Status
-from gpulab.views.widgets import Renewed, widget_class
+from gpulab.views.widgets import WIDGET_VIEW, Renewed, widget_class
 
 # The front end writes its message as the only text of the widget's place, which then holds no element.
 _DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either

@@ -58,9 +58,8 @@ from gpulab.views.bars import FactorAxis
 from gpulab.views.climb import Climbed
 from gpulab.views.climb_sections import origin
 from gpulab.views.comparison import Compared
-from gpulab.views.live_view import in_notebook
 from gpulab.views.progress import Level, Status
-from gpulab.views.widgets import accept_stop
+from gpulab.views.widgets import accept_stop, in_notebook
 
 if TYPE_CHECKING:
     from gpulab.views.widgets import Offer

@@ -23,8 +23,8 @@ from gpulab.errors import UsageError
 from gpulab.lessons.catalogue import LESSONS, lesson_named
 from gpulab.lessons.progress import CLASS_VARIABLE, Line, Progress, class_outlets, learner, read_lines
 from gpulab.store.files import reason, write_whole
-from gpulab.views.live_view import in_notebook
 from gpulab.views.view import Answer
+from gpulab.views.widgets import in_notebook
 
 RENEWED_S = 5.0
 

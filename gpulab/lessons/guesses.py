@@ -17,8 +17,7 @@ from msgspec import Struct
 from gpulab.formatting import factor, percent, speedup
 from gpulab.lessons.check import QUIETER, Note, is_unanswered
 from gpulab.lessons.measured import Faster, faster_than, times_faster
-from gpulab.views.live_view import in_notebook
-from gpulab.views.widgets import close, hidden_widget
+from gpulab.views.widgets import close, hidden_widget, in_notebook
 
 Closeness = Literal["exact", "close", "near", "far", "no guess", "undecided", "not measured"]
 Unit = Literal["%", "times"]

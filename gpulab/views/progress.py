@@ -23,9 +23,8 @@ from gpulab.formatting import plain_values, while_s
 from gpulab.options import STOPPED_BY
 from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.html import macros
-from gpulab.views.live_view import WIDGET_VIEW, in_notebook, running_kernel
 from gpulab.views.waiting import TerminalLine
-from gpulab.views.widgets import Output, ProgressWidget, accept_stop
+from gpulab.views.widgets import Output, ProgressWidget, accept_stop, in_notebook, running_kernel, show_bundle
 
 RENEWED_S = 0.2
 BEHIND_WIDGET_S = 1.9  # the HTML that a widget hides, where nothing new begins
@@ -156,10 +155,8 @@ class Progressing:
         if not self._show:
             return
         if self._output:
-            from IPython.display import display
-
             self.clear()
-            display(shown.bundle(full=full), raw=True)  # type: ignore[no-untyped-call]
+            show_bundle(shown.bundle(full=full))
         else:
             sys.stdout.write(shown.text(full=full) + "\n")
 
@@ -183,8 +180,7 @@ class Stoppable(Progressing):
     def _show_widget(self) -> None:
         widget = ProgressWidget(uuid.uuid4().hex, self._hint, self._heard)
         self._refuse_stop = accept_stop(running_kernel(), widget.key, self._heard)
-        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.root.model_id}}
-        self._widget_output.show({**view, "text/plain": STOPPED_BY})
+        self._widget_output.show_widget(widget.root, STOPPED_BY)
         self._widget = widget
 
     def _heard(self) -> None:

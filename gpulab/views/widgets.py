@@ -8,6 +8,7 @@ buttons, and its widget, which nobody sees, only shows them and passes their cli
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -17,9 +18,31 @@ from typing import Any, Protocol
 
 from gpulab.views.html import macros, static
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+JOIN_TIMEOUT_S = 5.0
+
+
+def running_kernel() -> Any:
+    """The kernel that runs this code; None where none does."""
+    ipython = sys.modules.get("IPython")  # not imported: then no kernel runs us
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None)
+
+
+def in_notebook() -> bool:
+    """Whether an IPython kernel runs this code: a front end that can show pictures."""
+    return running_kernel() is not None
+
+
+def show_bundle(bundle: Mapping[str, object]) -> None:
+    """As a new output of the cell."""
+    from IPython.display import display
+
+    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+
 
 class Output:
-    """An output that is renewed in place. Nothing raises here: a view that fails must not cost the user the run."""
+    """An output that is renewed in place. A view that fails must not cost the user the run."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -29,21 +52,58 @@ class Output:
         return self._handle is not None
 
     def show(self, bundle: Mapping[str, object]) -> bool:
-        """In place of what stands there. False where the front end failed."""
+        """In place of what stands there. False where the front end failed; never raises."""
         with suppress(Exception):
-            from IPython.display import display
-
-            if self._handle is None:
-                self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-            else:
-                self._handle.update(bundle, raw=True)
+            self._put(bundle, {})
             return True
         return False
+
+    def show_widget(self, widget: Any, text: str) -> None:
+        """The widget, with a text for front ends without it. Raises what the front end raises."""
+        bundle, metadata = widget._repr_mimebundle_()
+        self._put({**bundle, "text/plain": text}, metadata)
+
+    def _put(self, bundle: Mapping[str, object], metadata: Mapping[str, object]) -> None:
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(bundle, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(bundle, metadata=metadata, raw=True)
+
+    def write(self, text: str) -> None:
+        """A line of text."""
+        self.show({"text/plain": text, "text/html": str(macros("running.html").line(text))})
 
     def clear(self) -> None:
         """Take it away."""
         if self:
             self.show({"text/plain": "", "text/html": ""})
+
+
+class Repeater:
+    """Calls `task` every `every_s` seconds on a thread of its own, until `stop`, or until it fails or returns False."""
+
+    def __init__(self, name: str, task: Callable[[], object], every_s: float, first_s: float | None = None) -> None:
+        self._over = threading.Event()
+
+        def repeat() -> None:
+            pause_s = every_s if first_s is None else first_s
+            with suppress(Exception):
+                while not self._over.wait(pause_s) and task() is not False:
+                    pause_s = every_s
+
+        run = contextvars.copy_context().run  # says to which cell an output belongs
+        self._thread = threading.Thread(target=run, args=(repeat,), name=f"gpulab-{name}", daemon=True)
+        with suppress(RuntimeError):  # no thread can be started
+            self._thread.start()
+
+    def stop(self) -> bool:
+        """Whether the thread has ended within some seconds."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+        return not self._thread.is_alive()
 
 
 def close(widget: Any) -> None:

@@ -22,7 +22,9 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import os, threading, ipykernel, ipywidgets
 from tests.support.scripted_feed import GPU_SERIES, ScriptedFeed
-from gpulab.views.live_view import live_view_or_none
+from IPython.display import display
+from gpulab.views.live_view import LiveView
+from gpulab.views.widgets import running_kernel
 threads = set(threading.enumerate())
 widgets = set(ipywidgets.widgets.widget._instances)
 print("ipykernel", ipykernel.__version__)
@@ -32,13 +34,13 @@ print("ipykernel", ipykernel.__version__)
 PLAY = """
 feed = ScriptedFeed()
 feed.advance(101)
-view = live_view_or_none()
+view = LiveView(running_kernel())
 view.begin(feed)
 try:
     stopped = feed.play(240)
 finally:
-    view.end()
-    view.replace({"text/html": f"<p id='report'>stopped by the button: {stopped}</p>", "text/plain": "report"})
+    view.close()
+    display({"text/html": f"<p id='report'>stopped by the button: {stopped}</p>", "text/plain": "report"}, raw=True)
 """
 SO_FAR = "So far (400 steps), input-bound: 63 % of each step waits on the DataLoader."
 ALERTING = f"feed.alert, feed.message = {ALERT!r}, {SO_FAR!r}\n"
@@ -47,9 +49,8 @@ ON_A_GPU = PLAY.replace("()", "('device: NVIDIA H100 80GB HBM3 (GPU 0)', GPU_SER
     "try:", ALERTING
 )
 DEAF = PLAY.replace("try:", "del get_ipython().kernel.control_handlers['gpulab_stop']\ntry:\n    stopped = None", 1)
-ENDED = "feed = ScriptedFeed(); view = live_view_or_none(); view.begin(feed); feed.advance(4.5); view.end()"
 LEFT_BEHIND = """
-print("problem", view.problem)
+print("problem", view.problem or None)
 print("threads", [t.name for t in threading.enumerate() if t.name == "gpulab-live-view"])
 print("handlers", [name for name in get_ipython().kernel.control_handlers if "gpulab" in name])
 print("widgets", len(set(ipywidgets.widgets.widget._instances) - widgets))
@@ -102,7 +103,7 @@ def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
 def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     open_notebook: Callable[..., NotebookPage], shots: Path
 ) -> None:
-    notebook = open_notebook([SETUP, ON_A_GPU, LEFT_BEHIND, DEAF, ENDED, PLAY])
+    notebook = open_notebook([SETUP, ON_A_GPU, LEFT_BEHIND, DEAF, PLAY])
     notebook.run_cell(0)
     output = watch_the_curve_grow(notebook, 1, "device: NVIDIA H100 80GB HBM3 (GPU 0)")
     live, alert = output.locator(".gpulab-live"), output.locator(".gp-alert")
@@ -139,27 +140,16 @@ def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     expect(output).to_contain_text("KeyboardInterrupt")
     expect(output.locator("#report")).to_have_text("stopped by the button: None")
 
-    notebook.run_cell(4)
-    expect(notebook.output(4).locator(".gp-phase")).to_have_text("run ended")
-    steps = notebook.output(4).locator(".gp-progress-text").inner_text()
-    notebook.save()
-    notebook.reload()
-    output = notebook.output(4)
-    expect(output.locator(".gp-phase")).to_have_text("run ended")
-    expect(output.locator(".gp-progress-text")).to_have_text(steps)
-    wait_until(notebook.page, lambda: drawn_extent(output) > 0.5, "the steps are drawn again")
-    expect(output.get_by_role("button", name="Stop")).to_be_disabled()
     assert [text for text in notebook.console if "anywidget" in text or "uPlot" in text] == []
 
-    notebook.run_cell(0)
-    output = watch_the_curve_grow(notebook, 5, "device: CPU")
+    output = watch_the_curve_grow(notebook, 4, "device: CPU")
     notebook.page.wait_for_timeout(2500)
     expect(output.locator(".gpulab-live-note")).to_be_hidden()
     notebook.save()
     notebook.page.wait_for_timeout(1000)
     notebook.command("kernelmenu:shutdown")
     notebook.reload(kernel=False)
-    expect(notebook.output(5).locator(".gpulab-live-note")).to_contain_text("during this run")
-    expect(notebook.output(5).locator(".gpulab-live-note")).to_be_visible()
-    notebook.screenshot(shots / "live-reopened.png", of=notebook.cell(5))
-    assert "Error displaying widget" not in notebook.output(5).inner_text()
+    expect(notebook.output(4).locator(".gpulab-live-note")).to_contain_text("during this run")
+    expect(notebook.output(4).locator(".gpulab-live-note")).to_be_visible()
+    notebook.screenshot(shots / "live-reopened.png", of=notebook.cell(4))
+    assert "Error displaying widget" not in notebook.output(4).inner_text()

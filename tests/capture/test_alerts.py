@@ -23,7 +23,7 @@ from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, Feed, Status
 from gpulab.run import Alert, Phase, Samples, Series, Settings
 from gpulab.thresholds import DEFAULT
-from gpulab.views.waiting import AlertLines, alert_lines_or_none
+from gpulab.views.waiting import RunLines, run_lines_or_none
 from tests.support import synthetic
 from tests.support.loading_datasets import Planted
 
@@ -204,12 +204,12 @@ class Scripted:
 
 def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     stream, feed = io.StringIO(), Scripted()
-    lines = AlertLines(stream, interval_s=0.001)
+    lines = RunLines(stream, interval_s=0.001)
     lines.begin(feed)  # type: ignore[arg-type]
     for words in ("Waiting for data for 20 s", "Waiting for data for 21 s", "", "GPU idle for 20 s"):
         feed.alert = words
         deadline = time.monotonic() + 60
-        while lines._said != bool(words) and time.monotonic() < deadline:
+        while lines._alerted != bool(words) and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.01)
     lines.end()
@@ -225,4 +225,4 @@ def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
 def test_only_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    assert alert_lines_or_none() is None
+    assert run_lines_or_none() is None

@@ -27,15 +27,12 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
 class Watcher:
     """A live view that has had a problem, or none."""
 
-    def __init__(self, problem: str | None, replaces: bool) -> None:
+    def __init__(self, problem: str = "") -> None:
         self.problem = problem
-        self.replaced: Shown = []
-        self._replaces = replaces
+        self.closed = 0
 
-    def replace(self, bundle: dict[str, str]) -> bool:
-        if self._replaces:
-            self.replaced.append(bundle)
-        return self._replaces
+    def close(self) -> None:
+        self.closed += 1
 
 
 def test_a_terminal_gets_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,19 +62,16 @@ def test_where_all_is_asked_for_nothing_is_folded(shown: Shown) -> None:
 
 
 def test_a_report_or_a_sentence_takes_the_live_views_place(shown: Shown) -> None:
-    watcher = Watcher(None, replaces=True)
+    watcher = Watcher()
     stage = Stage(watcher, notebook=True)  # type: ignore[arg-type]
     stage.show(REPORT)
     stage.say("Nothing to report.")
-    assert [set(bundle) for bundle in watcher.replaced] == [{"text/html", "text/plain"}, {"text/plain"}]
-    assert watcher.replaced[1]["text/plain"] == "Nothing to report." and not shown
-    Stage(None, notebook=True).say("Nothing to report.")
-    assert shown == [{"text/plain": "Nothing to report."}]
+    assert watcher.closed and [set(bundle) for bundle in shown] == [{"text/html", "text/plain"}, {"text/plain"}]
+    assert shown[1]["text/plain"] == "Nothing to report."
 
 
 def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "the package <anywidget> is not installed"
-    monkeypatch.setattr(live_view, "why_no_live_view", lambda: reason)
     monkeypatch.setattr(live_view, "why_no_live_view", lambda: reason)
     Stage.open(live=False).show(REPORT)
     assert "anywidget" not in shown.pop()["text/html"], "it was not asked for"
@@ -87,5 +81,5 @@ def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, mo
 
 
 def test_a_live_view_that_ended_early_is_told(shown: Shown) -> None:
-    Stage(Watcher("OSError: no socket", replaces=False), notebook=True).show(REPORT)  # type: ignore[arg-type]
+    Stage(Watcher("OSError: no socket"), notebook=True).show(REPORT)  # type: ignore[arg-type]
     assert ["OSError: no socket" in bundle["text/html"] for bundle in shown] == [True]

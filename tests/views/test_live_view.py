@@ -21,10 +21,10 @@ from gpulab.live_feed import Delta, Status
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import live_view
 from gpulab.views.html import static
-from gpulab.views.live_view import LiveView, Messages, merge_samples, merge_steps, thinned, widened
-from gpulab.views.widgets import STOP_MESSAGE, accept_stop
+from gpulab.views.live_view import LiveView, message
+from gpulab.views.widgets import STOP_MESSAGE, WIDGET_VIEW, accept_stop
 from tests.support.paths import ROOT, TESTS
-from tests.support.scripted_feed import CPU_SERIES, GPU_SERIES, ScriptedFeed
+from tests.support.scripted_feed import CPU_SERIES, ScriptedFeed
 
 STATIC = PACKAGE_FOLDER / "views" / "static"
 FRONT_END = ROOT / "frontend"
@@ -44,7 +44,6 @@ class FakeWidget:
         self.senders: set[str] = set()
         self.callbacks: list[Callable[..., None]] = []
         self.closed = 0
-        self.history: dict[str, Any] = {}
         self.layout = self
         self._fail("__init__")
 
@@ -65,7 +64,7 @@ class FakeWidget:
         self._fail("close")
 
     def _repr_mimebundle_(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {live_view.WIDGET_VIEW: {"model_id": "m"}, "text/plain": "<object at 0x1>"}, {}
+        return {WIDGET_VIEW: {"model_id": "m"}, "text/plain": "<object at 0x1>"}, {}
 
 
 class FakeHandle:
@@ -133,61 +132,10 @@ def golden_delta() -> Delta:
 
 
 def test_the_message_is_the_golden_one_that_the_browser_reads() -> None:
-    head, buffers = Messages().encode(golden_delta(), CPU_SERIES)
+    head, buffers = message(golden_delta(), CPU_SERIES)
     golden = json.loads(GOLDEN.read_text())
     assert json.loads(json.dumps(head)) == golden["head"]
     assert [base64.b64encode(b).decode() for b in buffers] == golden["buffers"]
-
-
-def test_the_legend_is_sent_only_where_it_changed() -> None:
-    messages = Messages()
-    heads = [messages.encode(golden_delta(), series)[0] for series in (CPU_SERIES, CPU_SERIES, GPU_SERIES)]
-    assert ["series" in head for head in heads] == [True, False, True]
-
-
-def test_merged_steps_lose_no_step_time_sample_or_the_slowest() -> None:
-    rng = np.random.default_rng(0)
-    n = 10_007
-    wall = rng.uniform(1, 3, n)
-    wall[4321] = 900
-    raw = np.column_stack((np.cumsum(wall) / 1e3, wall, wall / 4, 32_000 / wall)).astype(np.float32)
-    once = thinned(widened(raw), 512, merge_steps)
-    rows = thinned(once, 100, merge_steps).astype(np.float64)
-    assert len(once) <= 512 and len(rows) <= 100
-    _end, mean, wait, rate, count, slowest = rows.T
-    assert count.sum() == n
-    assert (mean * count).sum() == pytest.approx(wall.sum(), rel=1e-5)
-    assert (wait * count).sum() == pytest.approx(wall.sum() / 4, rel=1e-5)
-    assert (rate * mean * count).sum() / 1e3 == pytest.approx(32 * n, rel=1e-5)
-    assert slowest.max() == 900
-    assert rows[-1, 0] == raw[-1, 0]
-
-
-def test_unknown_samples_stay_unknown_when_merged() -> None:
-    raw = np.array([[1, 10, 0, 64], [2, 10, 0, math.nan], [3, 10, 0, 64], [4, 10, 0, 64]], np.float32)
-    rates = thinned(widened(raw), 2, merge_steps)[:, 3]
-    assert math.isnan(rates[0]) and rates[1] == 64
-
-
-def test_merged_readings_keep_their_mean() -> None:
-    rows = np.column_stack((np.arange(10), np.arange(10))).astype(np.float32)
-    assert thinned(rows, 5, merge_samples).tolist() == [[1, 0.5], [3, 2.5], [5, 4.5], [7, 6.5], [9, 8.5]]
-
-
-def test_a_long_run_is_remembered_in_bounded_memory() -> None:
-    feed, messages = ScriptedFeed(step_ms=1.0, wait_ms=0.2), Messages()
-    for _ in range(120):
-        feed.advance(1.0)
-        _, buffers = messages.encode(feed.drain(), feed.series())
-        assert len(buffers[0]) <= live_view.ROWS_PER_MESSAGE * 4 * len(live_view.STEP_COLUMNS)
-    assert feed.step > 100_000
-    assert sum(len(chunk) for chunk in messages._steps._chunks) <= 4 * live_view.HISTORY_ROWS
-    history: Any = messages.history()
-    steps = np.frombuffer(history["buffers"][0], "<f4").reshape(-1, len(live_view.STEP_COLUMNS))
-    assert 100 < len(steps) <= live_view.HISTORY_ROWS
-    assert steps[:, 4].sum() == feed.step
-    assert [p["phase"] for p in history["head"]["phases"]] == ["after profiling"]
-    assert history["head"]["ended"] and len(history["head"]["series"]) == len(CPU_SERIES)
 
 
 def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> None:
@@ -195,26 +143,23 @@ def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> Non
     view, widget = begun(feed, kernel)
     (note, _), (shown, how) = stage.shown[:2]
     assert "gpulab-live-note" in note["text/html"] and "%gpulab report" in note["text/html"]
-    assert live_view.WIDGET_VIEW in shown and "0x" not in shown["text/plain"] and how["raw"] and how["display_id"]
+    assert WIDGET_VIEW in shown and "0x" not in shown["text/plain"] and how["raw"] and how["display_id"]
     until(lambda: len(widget.sent) > 3)
     feed.advance(2.0)
     assert widget.senders == {"gpulab-live-view"}
-    assert widget.history == {}, "traits are not touched while the thread runs"
     view.end()
     last = widget.sent[-1][0]
     assert last["ended"] and last["status"]["step"] == feed.step
     assert sum(len(b[0]) for _, b in widget.sent) == feed.step * 4 * len(live_view.STEP_COLUMNS), (
         "each step is sent once"
     )
-    assert widget.history["head"]["status"] == last["status"]
     assert not [t for t in threading.enumerate() if t.name == "gpulab-live-view"]
     assert list(kernel.control_handlers) == ["shutdown_request"]
     assert widget.closed == 0, "the chart stays until it is replaced"
-    assert view.replace({"text/plain": "report"})
-    emptied, report = [(live_view.EMPTY, {"raw": True})] * 2, ({"text/plain": "report"}, {"raw": True})
-    assert stage.shown[-3:] == [*emptied, report], "the report is the last output, below what the cell printed"
+    view.close()
+    assert [bundle for bundle, _ in stage.shown[-2:]] == [{"text/plain": "", "text/html": ""}] * 2, "view and note"
     assert widget.closed == 2 and widget.callbacks == [], "the widget and its layout"
-    assert view.problem is None
+    assert view.problem == ""
     view.close()
 
 
@@ -230,13 +175,12 @@ def test_a_broken_front_end_ends_the_view_not_the_run(
         until(lambda: view.problem)
         until(lambda: not [t for t in threading.enumerate() if t.name == "gpulab-live-view"])
     view.end()
-    replaced = view.replace({"text/plain": "report"})
-    assert replaced == (call != "__init__"), "what was never shown cannot be replaced"
+    view.close()
     assert view.problem == f"RuntimeError: {call} is broken"
     assert list(kernel.control_handlers) == ["shutdown_request"]
 
 
-def test_an_output_that_cannot_be_updated_is_reported(stage: FakeHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_cannot_be_updated_costs_nothing(stage: FakeHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     view, widget = begun(ScriptedFeed(), FakeKernel())
     view.end()
 
@@ -244,8 +188,8 @@ def test_an_output_that_cannot_be_updated_is_reported(stage: FakeHandle, monkeyp
         raise OSError("gone")
 
     monkeypatch.setattr(stage, "update", broken)
-    assert not view.replace({"text/plain": "report"})
-    assert view.problem == "OSError: gone" and widget.closed == 2
+    view.close()
+    assert view.problem == "" and widget.closed == 2
 
 
 def test_stop_on_the_control_channel_is_answered(stage: FakeHandle) -> None:
@@ -295,7 +239,7 @@ def test_stop_over_the_comm_is_heard_until_the_end(stage: FakeHandle) -> None:
 
 
 def test_asking_for_a_live_view_in_a_script_imports_no_ipython() -> None:
-    code = "import sys; from gpulab.views import live_view; assert live_view.live_view_or_none() is None"
+    code = "import sys; from gpulab.views import live_view; assert live_view.Stage.open(live=True).watcher is None"
     code += "; assert live_view.why_no_live_view() == 'no Jupyter kernel runs this code'; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"IPython", "ipywidgets", "anywidget", "torch"}.isdisjoint(done.stdout.split())
@@ -308,7 +252,7 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
     before = set(ipywidgets.widgets.widget._instances)
     widget: Any = live_view._widget_class()(run_key="k")
     assert widget._esm == static("live.js")
-    assert {"run_key", "history", "_esm"} <= set(widget.get_state())
+    assert {"run_key", "_esm"} <= set(widget.get_state())
     widget.layout.close()
     widget.close()
     assert set(ipywidgets.widgets.widget._instances) == before

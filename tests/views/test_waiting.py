@@ -14,7 +14,7 @@ import pytest
 from gpulab import cli
 from gpulab.api import doctor
 from gpulab.views import waiting as module
-from gpulab.views.waiting import BAR, TOLD_FROM, TerminalLine, Wait, waiting
+from gpulab.views.waiting import BAR, LEAST_FRACTION, TerminalLine, Wait, waiting
 from tests.support.kernel_session import kernel
 
 
@@ -78,7 +78,7 @@ def test_the_inner_wait_has_the_words_meanwhile(monkeypatch: pytest.MonkeyPatch)
         assert "reading" in outer.words(0.0) and "50 %" in outer.words(0.0)
 
 
-@pytest.mark.parametrize("fraction", [TOLD_FROM, 0.25, 0.5, 0.99])
+@pytest.mark.parametrize("fraction", [LEAST_FRACTION, 0.25, 0.5, 0.99])
 def test_a_bar_is_as_long_as_what_is_done(fraction: float) -> None:
     wait = Wait("reading")
     wait.tell(fraction)
@@ -125,14 +125,15 @@ def test_commands_of_the_terminal_wait_so(argv: list[str], module: ModuleType, m
 
 LONG = """
 import threading
-from gpulab.views import waiting
+from gpulab.views.waiting import waiting
+from gpulab.views.widgets import Output
 shown = threading.Event()
-write = waiting._OutputLine.write
+write = Output.write
 def written(self, text):
     write(self, text)
     shown.set()
-waiting._OutputLine.write = written
-with waiting.waiting("reading <b>big</b>.json", first_s=0.0, renewed_s=600.0):
+Output.write = written
+with waiting("reading <b>big</b>.json", first_s=0.0, renewed_s=600.0):
     assert shown.wait(60)
 """
 
