@@ -29,7 +29,7 @@ MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks i
 _NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters: of a name, of a label, of all names together
 _ROUNDING_NS = 1_000  # µs traces let one kernel begin before the one before it has ended, by less than this
 _PYTHON_LEVELS = 2  # the outermost frames say least
-_SHOWN_PARTS = np.array([list(wording.PARTS).index(part) for part in PARTS])  # the accounting's order to the reader's
+_PART_ORDER = np.array([list(wording.PARTS).index(part) for part in PARTS])  # the accounting's order to the reader's
 
 
 def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MOST_SPANS) -> Markup:
@@ -40,22 +40,21 @@ def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MO
     timeline = run.timeline
     if timeline is None or len(timeline) == 0:
         return Markup()
-    drawn, left_out = _drawn(timeline, len(run.steps) > 0, most_spans)
-    lanes, strip = _lanes(timeline, drawn), _strip(timeline, breakdown, most_spans)
-    block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(left_out))).decode("ascii")
-    what = f"{plural(len(drawn), 'span')} on {plural(len(lanes), 'lane')}."
-    about = " ".join(filter(None, (what, strip.about, left_out)))
+    rows, omission = _longest_spans(timeline, len(run.steps) > 0, most_spans)
+    lanes, strip = _lanes(timeline, rows), _strip(timeline, breakdown, most_spans)
+    block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(omission))).decode("ascii")
+    what = f"{plural(len(rows), 'span')} on {plural(len(lanes), 'lane')}."
+    about = " ".join(filter(None, (what, strip.about, omission)))
     return render("timeline.html", what=what, about=about, block=block)
 
 
-class _Drawn(Struct, frozen=True):
-    """One lane, its spans (rows of the timeline) by level; `work` is the first level that shows a GPU at work."""
+class _Stack(Struct, frozen=True):
+    """One lane's spans (rows of the timeline) by level; `work` is the first level that shows a GPU at work."""
 
-    lane: Lane
     label: str
     levels: list[Int64]
     work: int | None = None
-    most_levels: int = 8  # shown until all are asked for
+    most_levels: int = 8  # visible until all are asked for
 
 
 class _Strip(Struct, frozen=True):
@@ -89,7 +88,7 @@ def _strip(timeline: Timeline, account: Breakdown | None, most: int) -> _Strip:
     return _Strip(account, shares, False, about)
 
 
-def _drawn(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
+def _longest_spans(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
     """The spans to draw, by time, and a sentence about those left out: the shortest on the host, then on the GPU.
 
     Host marks of steps are not among them where the steps stand above the lanes.
@@ -112,14 +111,14 @@ def _drawn(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
     )
 
 
-def _lanes(timeline: Timeline, drawn: Int64) -> list[_Drawn]:
+def _lanes(timeline: Timeline, spans: Int64) -> list[_Stack]:
     """Host threads first, the training thread on top, autograd's next; then each GPU's streams."""
-    by_lane = drawn[np.argsort(timeline.lane_id[drawn], kind="stable")]
+    by_lane = spans[np.argsort(timeline.lane_id[spans], kind="stable")]
     ids, firsts = np.unique(timeline.lane_id[by_lane], return_index=True)
     rows = dict(zip(ids.tolist(), np.split(by_lane, firsts[1:]), strict=True))
-    spans = labels(timeline)
-    calls = np.bincount(spans.lane_id[spans.of(*OPERATORS, *CALLS)], minlength=max(rows) + 1)
-    trainers = np.unique(spans.lane_id[spans.on_training_threads]).tolist()
+    labelled = labels(timeline)
+    calls = np.bincount(labelled.lane_id[labelled.of(*OPERATORS, *CALLS)], minlength=max(rows) + 1)
+    trainers = np.unique(labelled.lane_id[labelled.on_training_threads]).tolist()
 
     def place(lane_id: int) -> tuple[object, ...]:
         lane = timeline.lanes[lane_id]
@@ -127,44 +126,35 @@ def _lanes(timeline: Timeline, drawn: Int64) -> list[_Drawn]:
             return (1, lane.process, lane.number, 0)
         return (0, lane_id != timeline.training_lane, lane_id not in trainers, -int(calls[lane_id]))
 
-    return [it for lane_id in sorted(rows, key=place) for it in _drawn_lane(timeline, lane_id, rows[lane_id])]
+    return [stack for lane_id in sorted(rows, key=place) for stack in _lane_stacks(timeline, lane_id, rows[lane_id])]
 
 
-def _drawn_lane(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Drawn]:
-    """A host lane by depth of nesting, Python's own stack apart; a stream's work in one row below its annotations."""
+def _lane_stacks(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Stack]:
+    """A host lane by depth of nesting, Python's own stack apart; a stream's work below its annotations."""
     lane = timeline.lanes[lane_id]
     name = lane_name(lane, training=lane_id == timeline.training_lane)
     label = wording.cut(wording.plain(name), _SHORT_WIDTH)
-    first = labels(timeline).of(*WORK)[rows]
-    if lane.kind == "thread":
-        first = timeline.category[rows] != Category.PYTHON_FUNCTION
-        stacks = [_Drawn(lane, label, _stacked(timeline, rows[first]))]
-        if not first.all():
-            stack = _stacked(timeline, rows[~first])
-            stacks.append(_Drawn(lane, f"{label}, Python", stack, most_levels=_PYTHON_LEVELS))
-        return [it for it in stacks if it.levels]
-    work, above = rows[first], _stacked(timeline, rows[~first])
-    below = [work] if len(work) and _in_turn(timeline, work) else _stacked(timeline, work)
-    return [_Drawn(lane, label, above + below, work=len(above) if below else None)]
+    if lane.kind == "stream":
+        is_work = labels(timeline).of(*WORK)[rows]
+        above = _levels(timeline, rows[~is_work])
+        work = _levels(timeline, rows[is_work], _ROUNDING_NS)
+        return [_Stack(label, above + work, work=len(above) if work else None)]
+    is_python = timeline.category[rows] == Category.PYTHON_FUNCTION
+    python = _Stack(f"{label}, Python", _levels(timeline, rows[is_python]), most_levels=_PYTHON_LEVELS)
+    return [stack for stack in (_Stack(label, _levels(timeline, rows[~is_python])), python) if stack.levels]
 
 
-def _in_turn(timeline: Timeline, rows: Int64) -> bool:
-    """Whether no span begins before the one before it has ended, but for rounding."""
-    start, end = timeline.start_ns[rows], timeline.end_ns[rows]
-    return bool((start[1:] >= np.maximum.accumulate(end)[:-1] - _ROUNDING_NS).all())
-
-
-def _stacked(timeline: Timeline, rows: Int64) -> list[Int64]:
-    """The spans by how many others are open when each begins; within a level none overlaps another."""
+def _levels(timeline: Timeline, rows: Int64, tolerance_ns: int = 0) -> list[Int64]:
+    """The spans by how many others are open when each begins; an overlap within the tolerance counts as none."""
     if len(rows) == 0:
         return []
-    start, end = timeline.start_ns[rows], timeline.end_ns[rows]
+    start, end = timeline.start_ns[rows], timeline.end_ns[rows] - tolerance_ns
     depth = nesting(start, np.maximum(end, start + 1))
     order = np.argsort(depth, kind="stable")
     return np.split(rows[order], np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 1)))
 
 
-def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Drawn], thinned: bool) -> bytes:
+def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Stack], thinned: bool) -> bytes:
     """The block, compressed: length of the head (4 bytes), head, columns as byte planes, lowest byte first.
 
     The rows are the lanes' levels, then the strip's pieces.
@@ -189,7 +179,7 @@ def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Drawn], th
         "gap": gap,  # each start since the one before it in its row, the first one's since the origin
         "duration": np.concatenate((timeline.duration_ns[order], strip.pieces.end_ns - strip.pieces.start_ns)),
         "name": np.concatenate((name, nothing)),
-        "kind": np.concatenate((kind, len(kinds) + _SHOWN_PARTS[strip.pieces.part])),
+        "kind": np.concatenate((kind, len(kinds) + _PART_ORDER[strip.pieces.part])),
         "launch": np.concatenate((_launches(timeline, order), nothing)),
     }
     planes = {column: _planes(values) for column, values in columns.items()}
@@ -234,17 +224,16 @@ def _kinds(timeline: Timeline, order: Int64, device_kind: str) -> tuple[list[lis
     kinds = []
     for what, number in (divmod(pair, 256) for pair in pairs.tolist()):
         category = Category(number)
-        label, colour = _LOOKS.get(What(what), ("annotations", "#BDBDBD"))
+        label, colour = _STYLES.get(What(what), ("annotations", "#BDBDBD"))
         if device_kind == "cpu" and what in OPERATORS:
             label, colour = "operators", wording.PARTS["compute"].colour
         elif category == Category.CUDA_SYNC:
             label, colour = "streams that wait", "#E3B7D0"
-        named = "unknown category" if category == Category.UNKNOWN else category.name.lower()
-        kinds.append([label, named, colour])
+        kinds.append([label, "unknown category" if category == Category.UNKNOWN else category.name.lower(), colour])
     return kinds, kind.astype(np.int64)
 
 
-def _lanes_head(lanes: list[_Drawn], firsts: Int64) -> dict[str, object]:
+def _lanes_head(lanes: list[_Stack], firsts: Int64) -> dict[str, object]:
     """Each lane's rows as [first, count]; the overview draws the GPUs' work, or the first row where there is none."""
     rows = [[a, b - a] for a, b in pairwise(firsts.tolist())]
     heads: list[dict[str, object]] = []
@@ -260,15 +249,18 @@ def _lanes_head(lanes: list[_Drawn], firsts: Int64) -> dict[str, object]:
 
 def _bands(run: Run, timeline: Timeline, account: Breakdown | None, origin: int) -> list[dict[str, object]]:
     """The steps that touch the window, with the parts of those that were accounted; without any, the whole window."""
-    accounted = {} if account is None else {step.number: step.parts_ns for step in account.steps}
-    s, (window_start, window_end) = run.steps, timeline.window_ns
-    touching = np.flatnonzero((s.start_ns < window_end) & (s.end_ns > window_start))
-    columns = (column[touching].tolist() for column in (s.number, s.start_ns, s.end_ns, s.flags))
-    shown = [(str(number), f"step {number}", *step) for number, *step in zip(*columns, strict=True)]
-    parts = [accounted.get(int(number)) for number, *_ in shown]
     if account is not None and account.whole_window:
         (whole,) = account.steps
-        shown, parts = [("", "whole window", whole.start_ns, whole.end_ns, 0)], [whole.parts_ns]
+        bands = [("", "whole window", whole.start_ns, whole.end_ns, 0, dict(whole.parts_ns))]
+    else:
+        accounted = {} if account is None else {step.number: dict(step.parts_ns) for step in account.steps}
+        s, (window_start, window_end) = run.steps, timeline.window_ns
+        touching = np.flatnonzero((s.start_ns < window_end) & (s.end_ns > window_start))
+        columns = (column[touching].tolist() for column in (s.number, s.start_ns, s.end_ns, s.flags))
+        bands = [
+            (str(number), f"step {number}", start_ns, end_ns, flags, accounted.get(number, {}))
+            for number, start_ns, end_ns, flags in zip(*columns, strict=True)
+        ]
     return [
         {
             "number": number,
@@ -276,30 +268,30 @@ def _bands(run: Run, timeline: Timeline, account: Breakdown | None, origin: int)
             "start": start_ns - origin,
             "end": end_ns - origin,
             "flags": wording.flag_names(flags),
-            "parts": None if parts_ns is None else [parts_ns[part] for part in wording.PARTS],
+            "parts": [parts_ns[part] for part in wording.PARTS] if parts_ns else None,
         }
-        for (number, label, start_ns, end_ns, flags), parts_ns in zip(shown, parts, strict=True)
+        for number, label, start_ns, end_ns, flags, parts_ns in bands
     ]
 
 
-def _of_part(name: str, label: str = "") -> tuple[str, str]:
+def _part_style(name: str, label: str = "") -> tuple[str, str]:
     """How spans are called and coloured whose time is that part of a step."""
     part = wording.PARTS[name]
     return label or part.label, part.colour
 
 
-_LOOKS = {
+_STYLES = {
     **dict.fromkeys(OPERATORS, ("operators (host)", "#A6BDDB")),
-    **dict.fromkeys(CALLS, _of_part("launch", "CUDA calls")),
-    **dict.fromkeys(WAITS, _of_part("sync_wait", "CUDA calls that wait")),
+    **dict.fromkeys(CALLS, _part_style("launch", "CUDA calls")),
+    **dict.fromkeys(WAITS, _part_style("sync_wait", "CUDA calls that wait")),
     **dict.fromkeys((What.PYTHON, What.USER_PYTHON), ("Python functions", "#CBB9A4")),
-    What.LOADER: _of_part("data_wait"),
-    What.UPDATE: _of_part("optimizer"),
-    What.ZEROING: _of_part("optimizer"),
-    What.KERNEL: _of_part("compute", "kernels"),
-    What.COMMUNICATION: _of_part("communication", "communication kernels"),
-    What.COPY: _of_part("memcpy", "copies"),
-    What.MEMSET: _of_part("memset", "memsets"),
+    What.LOADER: _part_style("data_wait"),
+    What.UPDATE: _part_style("optimizer"),
+    What.ZEROING: _part_style("optimizer"),
+    What.KERNEL: _part_style("compute", "kernels"),
+    What.COMMUNICATION: _part_style("communication", "communication kernels"),
+    What.COPY: _part_style("memcpy", "copies"),
+    What.MEMSET: _part_style("memset", "memsets"),
 }
 
 
