@@ -37,7 +37,7 @@ class Segment(Struct, frozen=True):
     hatch: bool = False
 
     @property
-    def is_drawn(self) -> bool:
+    def is_visible(self) -> bool:
         """Whether it is wide enough to be seen."""
         return self.share >= _LEAST
 
@@ -142,10 +142,10 @@ def axis_of(factors: Iterable[float]) -> FactorAxis:
 
 def stepped_axis(factors: Iterable[float], before: FactorAxis | None) -> FactorAxis:
     """An axis for what is drawn again and again: its ends move in steps and outwards only, so that little jumps."""
-    wanted = axis_of(factors)
+    tight = axis_of(factors)
     low, high = (
         _STEP ** towards(math.log(end) / math.log(_STEP))
-        for end, towards in ((wanted.low, math.floor), (wanted.high, math.ceil))
+        for end, towards in ((tight.low, math.floor), (tight.high, math.ceil))
     )
     return FactorAxis(low, high) if before is None else FactorAxis(min(low, before.low), max(high, before.high))
 
@@ -171,11 +171,11 @@ def _decade_ticks(low: float, high: float) -> list[float]:
 def labels(axis: FactorAxis) -> tuple[Label, ...]:
     """The ticks' words: within the axis and apart from each other even where it is narrow; 1 is never left out."""
     boxes = [_label_of(axis, tick) for tick in factor_ticks(axis.low, axis.high)]
-    shown: list[Label] = []
+    result: list[Label] = []
     for box in sorted(boxes, key=lambda box: box.words != "1"):
-        if all(_apart(box, other) for other in shown):
-            shown.append(box)
-    return tuple(sorted(shown, key=lambda box: box.left))
+        if all(_apart(box, other) for other in result):
+            result.append(box)
+    return tuple(sorted(result, key=lambda box: box.left))
 
 
 def _label_of(axis: FactorAxis, tick: float) -> Label:
@@ -220,9 +220,9 @@ class FactorRange(Struct, frozen=True):
         return (*middle, *(self.interval or self.points), *floor, *(self.predicted or ()))
 
 
-def factor_row(axis: FactorAxis, shown: FactorRange) -> Markup:
+def factor_row(axis: FactorAxis, one: FactorRange) -> Markup:
     """The interval as a bar over the noise and the single points, its middle as a mark; aligned with others' rows."""
-    row: Markup = macros("bars.html").factor_row(layers(axis, shown))
+    row: Markup = macros("bars.html").factor_row(layers(axis, one))
     return row
 
 
@@ -232,23 +232,23 @@ def factor_axis(axis: FactorAxis) -> Markup:
     return numbers
 
 
-def layers(axis: FactorAxis, shown: FactorRange) -> tuple[Layer, ...]:
+def layers(axis: FactorAxis, one: FactorRange) -> tuple[Layer, ...]:
     """The noise, the bar, 1, the points, the prediction, the interval, its middle: each in order, none over another."""
-    floor = (1 / (1 + shown.floor), 1 + shown.floor) if shown.floor else None
+    floor = (1 / (1 + one.floor), 1 + one.floor) if one.floor else None
     marks: list[Piece] = []
-    for point in sorted(shown.points):
+    for point in sorted(one.points):
         mark = _mark(axis, point, POINT, _THIN)
         if axis.low <= point <= axis.high and all(_apart(mark, other) for other in marks):
             marks.append(mark)
-    bar = (min(1.0, shown.middle), max(1.0, shown.middle)) if shown.bar and shown.middle is not None else None
-    middle = () if shown.middle is None else (_mark(axis, shown.middle, shown.colour, 2.4 * _THIN),)
+    bar = (min(1.0, one.middle), max(1.0, one.middle)) if one.bar and one.middle is not None else None
+    middle = () if one.middle is None else (_mark(axis, one.middle, one.colour, 2.4 * _THIN),)
     return (
         Layer(0, 20, _span(axis, floor, FLOOR)),
-        Layer(5, 10, _span(axis, bar, f"{shown.colour}55")),
+        Layer(5, 10, _span(axis, bar, f"{one.colour}55")),
         Layer(0, 20, (_mark(axis, 1.0, _ONE, _THIN),)),
         Layer(15, 5, tuple(marks)),
-        Layer(0, 3, _span(axis, shown.predicted, PREDICTED)),
-        Layer(5, 8, _span(axis, shown.interval, shown.colour)),
+        Layer(0, 3, _span(axis, one.predicted, PREDICTED)),
+        Layer(5, 8, _span(axis, one.interval, one.colour)),
         Layer(2, 14, middle),
     )
 

@@ -45,15 +45,15 @@ class Predicted(View):
         best = next((p for p in self.predictions if p.ratio is not None), None)
         if best is None:
             return self._no_prediction(self.predictions[0])
-        said = f"{_TITLE}: {_named(best)} gives {_speed(best)}."
-        return Headline("predicted", said, f"{self._of_run()} {self._to_measure(best)}", "unknown")
+        headline = f"{_TITLE}: {_settings_text(best)} gives {_speed(best)}."
+        return Headline("predicted", headline, f"{self._of_run()} {self._to_measure(best)}", "unknown")
 
     def _no_prediction(self, first: Prediction) -> Headline:
         """Why there is none, and the command that measures it where only a run tells."""
         why = sentence(plain(first.reason))
         command = self._to_measure(first) if first.needs_run else ""
         evidence = " ".join(filter(None, (why, command)))
-        return Headline("nothing_predicted", f"No prediction for {_named(first)}.", evidence, "unknown")
+        return Headline("nothing_predicted", f"No prediction for {_settings_text(first)}.", evidence, "unknown")
 
     def _figures(self) -> dict[str, object]:
         return {"schema": 1, "source": "predictions", "run": self.run, "predictions": self.predictions}
@@ -65,9 +65,9 @@ class Predicted(View):
         return f"predictions · {plain(self.run)}" if self.run else "predictions"
 
     def _more(self) -> str:
-        asked = dict(self.predictions[0].settings) if len(self.predictions) == 1 else None
-        given = [repr(plain(self.run))] if self.run else []
-        given += [f"settings={asked}"] if asked else []
+        settings = dict(self.predictions[0].settings) if len(self.predictions) == 1 else None
+        arguments = [repr(plain(self.run))] if self.run else []
+        arguments += [f"settings={settings}"] if settings else []
         return self._more_in_python(f"predict({', '.join(given)})")
 
     def _of_run(self) -> str:
@@ -81,26 +81,32 @@ class Predicted(View):
         ranges = [_range(p) for p in self.predictions]
         axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
         pairs = list(zip(self.predictions, ranges, strict=True))
-        drawn = macros("bars.html")
-        rows = [drawn.row(_named(p), predicted_words(p), factor_row(axis, one)) for p, one in pairs if one is not None]
-        parts = [drawn.caption(_AXIS), *rows, factor_axis(axis)] if rows else []
-        parts += [drawn.row(_named(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None]
-        picture: Markup = drawn.picture(parts)
+        template = macros("bars.html")
+        rows = [
+            template.row(_settings_text(p), predicted_words(p), factor_row(axis, one))
+            for p, one in pairs
+            if one is not None
+        ]
+        parts = [template.caption(_AXIS), *rows, factor_axis(axis)] if rows else []
+        parts += [
+            template.row(_settings_text(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None
+        ]
+        picture: Markup = template.picture(parts)
         return picture
 
     def _section(self) -> Section:
         if not self.predictions:
             return Section(_TITLE, lines=(NOTHING,))
         columns = (Column("setting"), Column("speedup"), Column("", "wrap"))
-        asked = [p for p in self.predictions if p.ratio is not None]
-        lines = [self._of_run(), *map(self._to_measure, asked[:1])]
+        definite = [p for p in self.predictions if p.ratio is not None]
+        lines = [self._of_run(), *map(self._to_measure, definite[:1])]
         return Section.table(_TITLE, columns, map(_cells, self.predictions), lines)
 
     def _to_measure(self, prediction: Prediction) -> str:
         return f"Measure it {to_try(','.join(_settings(prediction)), self.source, None)}"
 
 
-def _named(prediction: Prediction) -> str:
+def _settings_text(prediction: Prediction) -> str:
     return ", ".join(_settings(prediction))
 
 
@@ -130,7 +136,7 @@ def _cells(prediction: Prediction) -> tuple[str, str, str]:
     """The settings, what they would bring, and the reason."""
     speed = f"{predicted_figures(prediction)}{memory_words(prediction)}"
     reasons = (prediction.reason or prediction.basis, prediction.memory_basis)
-    return _named(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)
+    return _settings_text(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)
 
 
 NONE = "no prediction"
@@ -171,25 +177,25 @@ def memory_words(prediction: Prediction) -> str:
 
 def section(comparisons: Sequence[Comparison]) -> Section | None:
     """A line for each setting for which a prediction was asked; None where none was."""
-    asked = [(c, c.b.prediction) for c in comparisons if c.b.prediction is not None]
-    if not asked:
+    pairs = [(c, c.b.prediction) for c in comparisons if c.b.prediction is not None]
+    if not pairs:
         return None
-    cells: list[tuple[str, ...]] = [(plain(c.b.label), *_measured_cells(c, prediction)) for c, prediction in asked]
+    cells: list[tuple[str, ...]] = [(plain(c.b.label), *_measured_cells(c, prediction)) for c, prediction in pairs]
     columns = [Column("setting"), Column("predicted"), Column("measured"), Column("", "wrap")]
-    if not any(judged for *_, judged in cells):
+    if not any(agreement for *_, agreement in cells):
         cells, columns = [line[:-1] for line in cells], columns[:-1]
     lines = [
         "Predicted before the setting ran, from this experiment's baseline; from an earlier run it may differ. The "
         "range should contain the measured speedup in 19 of 20 cases."
     ]
-    for c, prediction in asked:
-        side = "" if len(asked) == 1 else f"{plain(c.b.label)}: "
+    for c, prediction in pairs:
+        side = "" if len(pairs) == 1 else f"{plain(c.b.label)}: "
         if prediction.basis:
             lines.append(f"{side}{plain(prediction.basis)}.")
         if prediction.memory_basis:
             memory = plain(prediction.memory_basis)
             lines.append(f"{side}{memory if side else capitalized(memory)}.")
-    result = "; ".join(_in_short(c, prediction) for c, prediction in asked)
+    result = "; ".join(_in_short(c, prediction) for c, prediction in pairs)
     return Section.table("Predicted and measured", columns, cells, dict.fromkeys(lines), wide=True, result=result)
 
 
@@ -197,10 +203,10 @@ def _in_short(comparison: Comparison, prediction: Prediction) -> str:
     """ "workers=2: as predicted: speedup 2.9 (1.1–6.3) predicted, 2.3 (1.6–2.6) measured"."""
     if prediction.ratio is None or prediction.interval is None:
         return f"{plain(comparison.b.label)}: {NONE}"
-    judged, outcome = _judged(comparison, prediction), "not measured"
+    agreement, outcome = _agreement(comparison, prediction), "not measured"
     if (measured := _measured(comparison)) is not None:
         outcome = f"{speed_figures(*measured)} measured"
-    verdict = f"{judged}: " if judged else ""
+    verdict = f"{agreement}: " if agreement else ""
     return f"{plain(comparison.b.label)}: {verdict}speedup {predicted_figures(prediction)} predicted, {outcome}"
 
 
@@ -216,10 +222,10 @@ def _measured_cells(comparison: Comparison, prediction: Prediction) -> tuple[str
     measured = speed_words(*figures) if figures is not None else NOT_MEASURABLE
     if prediction.ratio is None:
         return NONE, measured, plain(prediction.reason)
-    return predicted_words(prediction), measured, _judged(comparison, prediction) + memory_words(prediction)
+    return predicted_words(prediction), measured, _agreement(comparison, prediction) + memory_words(prediction)
 
 
-def _judged(comparison: Comparison, prediction: Prediction) -> str:
+def _agreement(comparison: Comparison, prediction: Prediction) -> str:
     """Whether the prediction held; what decides nothing confirms nothing."""
     if prediction.interval is None or comparison.ratio is None or _measured(comparison) is None:
         return ""

@@ -32,7 +32,7 @@ JITTER_S = 0.5  # of a time that is counted from another one
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
 
 
-class Shown(Protocol):
+class Displayable(Protocol):
     """A result with its views."""
 
     def text(self, width: int | None = None, *, full: bool = False) -> str: ...
@@ -92,7 +92,7 @@ class Progressing:
         self._notebook = in_notebook()
         self._output = Output()
         self._widget: ProgressWidget | None = None
-        self._shown_at = 0.0
+        self._drawn_s = 0.0
         self._status = Status()
         self._line = TerminalLine()
         self._context = contextvars.copy_context()
@@ -118,9 +118,9 @@ class Progressing:
         with suppress(Exception):  # a view that fails must not end the experiment
             if self._widget is not None:
                 self._widget.show(status=self._status)
-            if time.monotonic() - self._shown_at < every_s:
+            if time.monotonic() - self._drawn_s < every_s:
                 return
-            self._shown_at = time.monotonic()
+            self._drawn_s = time.monotonic()
             if self._output:
                 self._draw(progress)
             else:
@@ -150,15 +150,15 @@ class Progressing:
         """Take the progress away: there is no result to show."""
         self._output.clear()
 
-    def put(self, shown: Shown, *, full: bool = False) -> None:
+    def put(self, result: Displayable, *, full: bool = False) -> None:
         """Show the result below all that was printed, and take the progress away."""
         if not self._show:
             return
         if self._output:
             self.clear()
-            show_bundle(shown.bundle(full=full))
+            show_bundle(result.bundle(full=full))
         else:
-            sys.stdout.write(shown.text(full=full) + "\n")
+            sys.stdout.write(result.text(full=full) + "\n")
 
 
 class Stoppable(Progressing):
@@ -178,12 +178,12 @@ class Stoppable(Progressing):
         return super().__enter__()
 
     def _show_widget(self) -> None:
-        widget = ProgressWidget(uuid.uuid4().hex, self._hint, self._heard)
-        self._refuse_stop = accept_stop(running_kernel(), widget.key, self._heard)
+        widget = ProgressWidget(uuid.uuid4().hex, self._hint, self._request_stop)
+        self._refuse_stop = accept_stop(running_kernel(), widget.key, self._request_stop)
         self._widget_output.show_widget(widget.root, STOPPED_BY)
         self._widget = widget
 
-    def _heard(self) -> None:
+    def _request_stop(self) -> None:
         self._status = replace(self._status, stopping=True)
         self._stop()
 

@@ -188,13 +188,13 @@ class Offer:
         self._text = text
         self._key = uuid.uuid4().hex
         self._widget: Any = hidden_widget("offer_buttons.js")(key=self._key)
-        self._widget.on_msg(self._heard)
+        self._widget.on_msg(self._on_click)
 
     def html(self) -> str:
         """The output: a front end that never meets the widget shows the text alone."""
         return str(macros("running.html").offer(self._key, [label for label, _ in self._choices], self._text))
 
-    def _heard(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
+    def _on_click(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
         choice = str(content.get("choice", ""))
         if content.get("kind") == "offer" and choice.isdecimal() and int(choice) < len(self._choices):
             self._choices[int(choice)][1]()

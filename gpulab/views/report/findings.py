@@ -14,7 +14,7 @@ from gpulab.views.bars import BLUE
 from gpulab.views.layout import PAIRS, Column, Row, Section, present
 from gpulab.views.wording import plain
 
-SHOWN = 5
+MOST_FINDINGS = 5
 LESSON = "learn more"
 _SLOWER = "predicted: may also be slower"
 _SURE = {
@@ -34,24 +34,24 @@ def finding_sections(
     """
     causes = [f for f in diagnosis.findings if not kind_of(f.key).is_verdict]
     sections: list[Section] = []
-    for number, finding in enumerate(causes[:SHOWN], start=1):
+    for number, finding in enumerate(causes[:MOST_FINDINGS], start=1):
         stands_above = below_headline and finding is diagnosis.first
         sections.append(_section(number, finding, diagnosis, stands_above, source, ranks))
         sections += present(source_section(number, finding) if diagnosis.few_steps is None else None)
     lines = [plain(note) for note in diagnosis.notes]
-    if len(causes) > SHOWN:
-        rest = ", ".join(title_for(f) for f in causes[SHOWN:])
-        lines.insert(0, f"{plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
+    if len(causes) > MOST_FINDINGS:
+        rest = ", ".join(title_for(f) for f in causes[MOST_FINDINGS:])
+        lines.insert(0, f"{plural(len(causes) - MOST_FINDINGS, 'smaller finding')} not shown: {rest}.")
     if lines:
         sections.append(Section("About these findings", lines=tuple(lines), wide=True))
     return tuple(sections)
 
 
-def untold_section(diagnosis: Diagnosis) -> Section | None:
+def open_questions_section(diagnosis: Diagnosis) -> Section | None:
     """What no rule could tell, and what to record so that it can; None where nothing was left open."""
     by_cure: dict[str, list[str]] = {}
-    for untold in diagnosis.untold:
-        by_cure.setdefault(untold.record, []).append(untold.what)
+    for question in diagnosis.untold:
+        by_cure.setdefault(question.record, []).append(question.what)
     if not by_cure:
         return None
     cells = ((plain("; ".join(dict.fromkeys(what))), plain(record)) for record, what in by_cure.items())
@@ -84,7 +84,7 @@ def _section(
     number: int, finding: Finding, diagnosis: Diagnosis, in_headline: bool, source: str | None, ranks: int | None
 ) -> Section:
     rows = [] if in_headline else [("finding", plain(summary(finding, diagnosis)))]
-    rows.append(("potential saving", _given_back(finding, diagnosis)))
+    rows.append(("potential saving", _saving(finding, diagnosis)))
     if finding.source_line:
         unsure = "; the samples don't show which of its lines" if finding.names_function else ""
         rows.append(("your code" if unsure else "your line", f"{plain(finding.source_line)}{unsure}"))
@@ -126,7 +126,7 @@ def _evidence_cells(evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
         yield "evidence" if i == 0 else "", f"{capitalized(text)}{where}"
 
 
-def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
+def _saving(finding: Finding, diagnosis: Diagnosis) -> str:
     sure = _SURE[finding.confidence]
     if finding.once_us is not None:
         return f"{duration(finding.once_us)}, once ({sure})"

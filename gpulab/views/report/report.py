@@ -22,7 +22,7 @@ from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.formatting import capitalized, duration, picked, plural, speedup
 from gpulab.run import Run
 from gpulab.views.layout import Section, present
-from gpulab.views.report.findings import documents, finding_sections, untold_section
+from gpulab.views.report.findings import documents, finding_sections, open_questions_section
 from gpulab.views.report.run_sections import pauses_document
 from gpulab.views.report.sections import more, opening, sections
 from gpulab.views.report.timeline_page import timeline_section
@@ -82,7 +82,7 @@ class Report(View):
 
     def _sections(self) -> tuple[Section, ...]:
         causes = finding_sections(self.diagnosis, below_headline=True, source=self.facts.run.source)
-        return (*causes, *sections(self.facts, self.unsaved, untold_section(self.diagnosis)))
+        return (*causes, *sections(self.facts, self.unsaved, open_questions_section(self.diagnosis)))
 
     def _picture(self) -> Markup:
         return picture(self.facts)
@@ -143,7 +143,7 @@ class Diagnosed(View):
         return self.opening
 
     def _sections(self) -> tuple[Section, ...]:
-        return present(*finding_sections(self.result, below_headline=True), untold_section(self.result))
+        return present(*finding_sections(self.result, below_headline=True), open_questions_section(self.result))
 
 
 SCHEMA = 2

@@ -246,13 +246,13 @@ def _pauses(run: Run) -> Section | None:
 
 
 def _pause_cells(run: Run, kind: PauseKind) -> tuple[str, ...] | None:
-    kept = [p for p in run.pauses if p.kind == kind]
+    single = [p for p in run.pauses if p.kind == kind]
     more = [s for s in run.more_pauses if s.kind == kind]
-    count = len(kept) + sum(s.count for s in more)
-    together_ns = total_ns(kept) + sum(s.total_ns for s in more)
+    count = len(single) + sum(s.count for s in more)
+    together_ns = total_ns(single) + sum(s.total_ns for s in more)
     if not count or together_ns < max(_LEAST_NS, _LEAST_SHARE * run.code_wall_ns):
         return None
-    longest = max(kept, key=lambda p: p.end_ns - p.start_ns, default=None)
+    longest = max(single, key=lambda p: p.end_ns - p.start_ns, default=None)
     return (
         KINDS[kind],
         f"{count:,}",
@@ -335,7 +335,7 @@ def loading_sections(facts: Facts) -> tuple[Section, ...]:
 
 
 def _batch(inside: LoadingFacts) -> Section:
-    shown = [
+    others = [
         (_TRANSFORM if inside.transform_us else None, inside.transform_us, inside.transform_waited_fraction),
         (_COLLATE, inside.collate_us, None),
         (_HAND_OVER, inside.hand_over_us, None),
@@ -346,7 +346,7 @@ def _batch(inside: LoadingFacts) -> Section:
     rows = [_loading_row(read, inside.read_us, inside.read_waited_fraction, inside.batch_us)]
     rows += [
         _loading_row(part, us, waited, inside.batch_us)
-        for part, us, waited in shown
+        for part, us, waited in others
         if part is not None and us is not None
     ]
     columns = (Column(""), *numbers("per batch"), Column("meaning", "wrap"))

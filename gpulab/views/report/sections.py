@@ -63,8 +63,8 @@ def opening(facts: Facts) -> str:
     if run.origin is not None and run.origin.is_cut_short:
         outcome += ", cut short"
     if run.outcome in ("failed", "stopped") and run.outcome_detail:
-        ended = "cleaning up, the code raised " if run.outcome == "stopped" else ""
-        outcome += f" ({ended}{wording.cut(plain(run.outcome_detail), 60)})"
+        cleanup = "cleaning up, the code raised " if run.outcome == "stopped" else ""
+        outcome += f" ({cleanup}{wording.cut(plain(run.outcome_detail), 60)})"
     count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
     whose = wording.rank_words(run.job)
     parts = [plain(run.name), whose, device(run), count, duration(run.code_wall_ns / 1e3), outcome]
@@ -95,7 +95,7 @@ def has_no_step(run: Run) -> bool:
     return run.step_source == WHOLE_CELL or len(run.steps) == 0
 
 
-def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> tuple[Section, ...]:
+def sections(facts: Facts, unsaved: str = "", open_questions: Section | None = None) -> tuple[Section, ...]:
     """Every section of the report's figures in reading order.
 
     `unsaved` is the reason why the run is not on disk, if so; `untold` is the section about what could not be told.
@@ -115,7 +115,7 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
             if loaded
             else (device_section(facts), memory_section(facts.run), *loading_sections(facts), loader_section(facts.run))
         ),
-        untold,
+        open_questions,
         missing_section(facts.run),
         _profiled_alone(facts),
         None if loaded else core_section(facts),
@@ -187,7 +187,7 @@ def _step_lines(facts: Facts) -> list[str]:
     lines.append(_timed_where(facts))
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
         lines.append(_of_rounds(facts) or "p10–p90: 80 % of the steps lie in this range.")
-    lines.append("" if loaded else _left_out(facts))
+    lines.append("" if loaded else _dropped_steps(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside steps (before, between and after): {percent(facts.outside_steps_fraction)}.")
     return [line for line in lines if line]
@@ -227,7 +227,7 @@ def _throughput(facts: Facts) -> str:
     return steps if facts.samples_per_s is None else f"{rate(facts.samples_per_s, 'samples')}, {steps}"
 
 
-def _left_out(facts: Facts) -> str:
+def _dropped_steps(facts: Facts) -> str:
     dropped = facts.selection.dropped
     if not dropped:
         return ""

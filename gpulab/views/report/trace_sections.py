@@ -138,9 +138,9 @@ def exchanges_section(exchanges: Sequence[CollectiveFacts], per: str, *, waits_i
 
 
 def _group(exchange: CollectiveFacts) -> str:
-    named = "" if exchange.process_group is None else f"{exchange.process_group}"
+    group = "" if exchange.process_group is None else f"{exchange.process_group}"
     ranks = "" if exchange.group_size is None else plural(exchange.group_size, "rank")
-    return ", ".join(filter(None, (named, ranks))) or NOT_MEASURABLE
+    return ", ".join(filter(None, (group, ranks))) or NOT_MEASURABLE
 
 
 _DIRECTIONS = {
