@@ -68,7 +68,7 @@ class Predicted(View):
         settings = dict(self.predictions[0].settings) if len(self.predictions) == 1 else None
         arguments = [repr(plain(self.run))] if self.run else []
         arguments += [f"settings={settings}"] if settings else []
-        return self._more_in_python(f"predict({', '.join(given)})")
+        return self._more_in_python(f"predict({', '.join(arguments)})")
 
     def _of_run(self) -> str:
         predicted_from = f"Predicted from the run “{plain(self.run)}”." if self.run else "Predicted from the last run."

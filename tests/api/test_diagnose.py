@@ -20,7 +20,7 @@ from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
 from gpulab.thresholds import DEFAULT, SOURCES, Thresholds
-from gpulab.views.report.findings import finding_sections, untold_section
+from gpulab.views.report.findings import finding_sections, open_questions_section
 from gpulab.views.report.report import Diagnosed, Report
 from tests.support import real_traces, synthetic
 from tests.support import trace_files as made_traces
@@ -180,7 +180,7 @@ def test_a_broken_file_is_one_line_and_loses_no_report(content: bytes, words: st
 
 def test_a_healthy_run_is_silent(somewhere: Path) -> None:
     found = diagnose(case_of(run_of()).facts)
-    assert finding_sections(found, below_headline=True) == () and untold_section(found) is None
+    assert finding_sections(found, below_headline=True) == () and open_questions_section(found) is None
     assert headline(found).level == "good"
 
 
@@ -195,7 +195,7 @@ def test_the_findings_follow_the_headline() -> None:
 
 def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> None:
     found = diagnose(replace(case_of(run_of(wait=0.5), {"data_wait": 0.5}).facts))
-    section = untold_section(found)
+    section = open_questions_section(found)
     assert section is not None
     assert len(section.rows) == 1 and "batches" in section.rows[0].cells[1]
     assert np.isfinite(found.step_us or 0)
