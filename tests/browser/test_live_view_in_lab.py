@@ -82,6 +82,7 @@ def watch_the_curve_grow(notebook: NotebookPage, index: int, device: str) -> Loc
     notebook.start_cell(index)
     output = notebook.output(index)
     expect(output.locator(".gp-device")).to_have_text(device)
+    output.scroll_into_view_if_needed()  # what nobody can see is not drawn
     wait_until(notebook.page, lambda: drawn_extent(output) > 0.5, "steps are drawn")
     before = drawn_extent(output)
     wait_until(notebook.page, lambda: drawn_extent(output) > before + 0.005, "the curve grows")
@@ -99,8 +100,8 @@ def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
         expect(left).to_contain_text(line)
 
 
-@pytest.mark.slow("two trainings, each watched until it is stopped, and a page that is reloaded")
-def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
+@pytest.mark.slow("two trainings, each watched until it is stopped, and a page without its kernel")
+def test_it_grows_alerts_follows_the_theme_and_stops(
     open_notebook: Callable[..., NotebookPage], shots: Path
 ) -> None:
     notebook = open_notebook([SETUP, ON_A_GPU, LEFT_BEHIND, DEAF, PLAY])
