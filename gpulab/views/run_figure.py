@@ -236,7 +236,7 @@ def steps_over_time(facts: Facts) -> Chart | None:
     each = "one bar per step" if binned.per_bar == 1 else f"each bar is the mean of up to {binned.per_bar:,}"
     y_axis = f"y-max {top_us / scale_us:.3g} {unit}{cut}{binned.grey}"
     words = f"Step time over the run: {len(facts.run.steps):,} steps, {each} ({y_axis})"
-    return steps_chart(binned, *shown_ns(facts), binned.top_ms, words, _end(facts), 84)
+    return steps_chart(binned, *time_range_ns(facts), binned.top_ms, words, _end(facts), 84)
 
 
 def steps_chart(
@@ -263,7 +263,7 @@ def steps_chart(
 
 def device_curves(facts: Facts, kinds: tuple[str, ...] = PERCENT, most: int = 1) -> Chart | None:
     """The first curves of the device whose names end so: in percent of what it can be, or in GiB of memory."""
-    begin_ns, end_ns = shown_ns(facts)
+    begin_ns, end_ns = time_range_ns(facts)
     series = [one for one in facts.run.samples.series if one.name.endswith(kinds) and is_long_enough(one)]
     lines = [line for one in series if (line := curve(one, begin_ns, end_ns))][:most]
     if not lines:
@@ -291,7 +291,7 @@ def curves_chart(name: str, lines: Sequence[Line], end_ns: int, below: str = "",
     return Chart(title, below, "s", end_ns / 1e9, unit, 0.0, top, tuple(lines), height_px=48)
 
 
-def shown_ns(facts: Facts) -> tuple[int, int]:
+def time_range_ns(facts: Facts) -> tuple[int, int]:
     """The time that the drawings show: all of the run, or from its first step on where that begins late."""
     steps, wall_ns = facts.run.steps, max(facts.run.wall_ns, 1)
     first_ns = int(steps.start_ns[0]) if len(steps) else 0
@@ -299,6 +299,6 @@ def shown_ns(facts: Facts) -> tuple[int, int]:
 
 
 def _end(facts: Facts) -> str:
-    begin_ns, _ = shown_ns(facts)
+    begin_ns, _ = time_range_ns(facts)
     begin = f"the first step, {duration(begin_ns / 1e3)} after the start," if begin_ns else "the start"
     return f"from {begin} to the end"
