@@ -101,9 +101,7 @@ def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
 
 
 @pytest.mark.slow("two trainings, each watched until it is stopped, and a page without its kernel")
-def test_it_grows_alerts_follows_the_theme_and_stops(
-    open_notebook: Callable[..., NotebookPage], shots: Path
-) -> None:
+def test_it_grows_alerts_follows_the_theme_and_stops(open_notebook: Callable[..., NotebookPage], shots: Path) -> None:
     notebook = open_notebook([SETUP, ON_A_GPU, LEFT_BEHIND, DEAF, PLAY])
     notebook.run_cell(0)
     output = watch_the_curve_grow(notebook, 1, "device: NVIDIA H100 80GB HBM3 (GPU 0)")
