@@ -177,7 +177,7 @@ class UpdateDetector:
     def __init__(self) -> None:
         self.first: _Weights | None = None  # of the first backward pass, while it tells a batch from a step
         self._compared: list[_Weights] = []
-        self._known_leaves: dict[int, Callable[[], Any]] = {}  # by id: leaves of several networks recur
+        self._leaves: dict[int, Callable[[], Any]] = {}  # by id: leaves of several networks recur
         self._rhythm = Rhythm()
         self._unchanged = 0
 
@@ -230,14 +230,14 @@ class UpdateDetector:
         from torch.nn import Parameter
 
         compared = self._compared[0].leaf()
-        recurs = self._known_leaves.get(id(leaf), lambda: None)() is leaf  # an id is used again when its object is gone
+        recurs = self._leaves.get(id(leaf), lambda: None)() is leaf  # an id is used again when its object is gone
         alike = compared is None or leaf.shape == compared.shape
         return not recurs and alike and not isinstance(leaf, Parameter)
 
     def _compare(self, leaves: list[Any]) -> None:
         self._unchanged = 0
         self._compared = [_Weights.of(leaf) for leaf in leaves]
-        self._known_leaves |= {id(leaf): weakref.ref(leaf) for leaf in leaves}
+        self._leaves |= {id(leaf): weakref.ref(leaf) for leaf in leaves}
 
 
 class Rhythm:

@@ -180,8 +180,8 @@ class LoadingClock:
         self._newest = (_nothing, None)  # it holds the workers' memory
         excess = cut + sum(lost for _, lost in pairs)
         why = f"{excess:,} before them are not kept"
-        kept = Choice("batches timed inside the DataLoader", f"the last {MOST_BATCHES:,}", why)
-        return batches, self._missing(feeder, batches), (kept,) if excess else ()
+        limit = Choice("batches timed inside the DataLoader", f"the last {MOST_BATCHES:,}", why)
+        return batches, self._missing(feeder, batches), (limit,) if excess else ()
 
     def _of(self, feeder: int | None) -> tuple[list[Rows], list[WorkerBatches]]:
         """The rows of that loader; of all loaders where it is unknown which fed the steps."""

@@ -187,9 +187,9 @@ def calls_of_stack(
     for i in (i for i in users[::-1] if i < inside and not stack[i][2].endswith(">")):  # a comprehension is its line
         caller = stack[next(j for j in users if j > i)]
         if _is_callback(stack, i) or (not makes_batch and loop.is_aside(caller)):
-            return library, _Call(caller, _as_written(stack[i][2]), "aside")
+            return library, _Call(caller, _display_name(stack[i][2]), "aside")
         if _function(stack[i]) not in training.path | training.computing:
-            return library, _Call(caller, _as_written(stack[i][2]), kind)
+            return library, _Call(caller, _display_name(stack[i][2]), kind)
     if library is None and stack[inside] not in loop.step_lines and not _is_training(stack[:inside], grad_off):
         return None, _Call(stack[inside], "", kind)
     return library, None
@@ -273,11 +273,11 @@ def _public_name(module: str, function: str) -> str:
     for count in range(1, len(parts) + 1):
         package = ".".join(parts[:count])
         if top in vars(sys.modules[package]) if package in sys.modules else False:
-            return _as_written(f"{package}.{function}")
-    return _as_written(f"{'.'.join(part for part in parts if not part.startswith('_'))}.{function}")
+            return _display_name(f"{package}.{function}")
+    return _display_name(f"{'.'.join(part for part in parts if not part.startswith('_'))}.{function}")
 
 
-def _as_written(function: str) -> str:
+def _display_name(function: str) -> str:
     return function.replace("<locals>.", "").removesuffix(".__call__").removesuffix(".__init__")
 
 

@@ -419,8 +419,8 @@ class WorkerStart:
         original = _DatasetKind.create_fetcher
         epochs, pace = itertools.count(), FetchPace(self._first)
 
-        def create_fetcher(kind: Any, dataset: Any, *rest: Any, **named: Any) -> Any:
-            fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
+        def create_fetcher(kind: Any, dataset: Any, *rest: Any, **kwargs: Any) -> Any:
+            fetcher = original(kind, dataset, *rest, **kwargs)  # type: ignore[no-untyped-call]
             if info is not None and dataset is info.dataset:  # not where the dataset itself iterates another loader
                 with suppress(Exception):
                     memory.add_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it

@@ -118,8 +118,8 @@ def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> ModuleH
 def install_pauses(pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
     """Record saving, garbage collection and code without gradients on this thread."""
     collections = Collections(pauses)
-    gc.callbacks.append(collections.heard)
-    undo.callback(remove_callback, gc.callbacks, collections.heard)
+    gc.callbacks.append(collections.callback)
+    undo.callback(remove_callback, gc.callbacks, collections.callback)
     wrap(SWITCHES, Switches(pauses, tape), undo)
     saves = Saves(pauses)
     for module, owner, name in SAVES:
@@ -282,7 +282,7 @@ class Collections:
         self._pauses = pauses
         self._began_ns = 0
 
-    def heard(self, phase: str, info: dict[str, int]) -> None:
+    def callback(self, phase: str, info: dict[str, int]) -> None:
         """For `gc.callbacks`."""
         if not self._pauses.is_active():
             return
@@ -313,12 +313,12 @@ class Compilations:
         if handler is None or self._undo is None:
             return
         undo, self._undo = self._undo, None
-        for register, callbacks, heard in (
+        for register, callbacks, callback in (
             (handler.register_start_callback, handler.start_callbacks, self._start),
             (handler.register_end_callback, handler.end_callbacks, self._finish),
         ):
-            register(heard)
-            undo.callback(remove_callback, callbacks, heard)
+            register(callback)
+            undo.callback(remove_callback, callbacks, callback)
 
     def _start(self, *_: Any) -> None:
         if self._pauses.is_active():

@@ -76,7 +76,7 @@ class Loaders:
         return loader
 
     @property
-    def is_known(self) -> bool:
+    def is_described(self) -> bool:
         """Whether any could be described."""
         return bool(self._facts)
 
@@ -120,10 +120,10 @@ def emptiness(owner: Any, record: Loader) -> str:
         fewer = f", or after fewer than {batch_size} items (drop_last)" if drop_last and batch_size else ""
         return f"its IterableDataset {record.dataset} ended at once{fewer}"
     items, chooser = record.dataset_length, getattr(sampler, "sampler", sampler)
-    chosen = length_of(chooser)
-    if items and chosen == 0:
+    item_count = length_of(chooser)
+    if items and item_count == 0:
         return f"its {type(chooser).__name__} chooses none of {plural(items, 'item')}"
-    count = f"{record.dataset} has {plural(items, 'item')}" if items == 0 else f"{plural(chosen or items or 0, 'item')}"
+    count = f"{record.dataset} has 0 items" if items == 0 else plural(item_count or items or 0, "item")
     size = f", batch_size {batch_size}" if batch_size is not None and items != 0 else ""
     return f"{count}{size}{', drop_last' if drop_last and items != 0 else ''}"
 
@@ -166,9 +166,9 @@ def lines_of_batches(owner: Any) -> dict[str, Spot | None]:
     collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
     chooser = getattr(owner, "_index_sampler", None)  # of batches, or of single items
     choosers = (chooser, *map(_attributes(chooser).get, ("sampler", "batch_sampler")))
-    transforms = (_attributes(held).get(name) for held in _parts(dataset) for name in TRANSFORMS)
+    transforms = (_attributes(part).get(name) for part in _parts(dataset) for name in TRANSFORMS)
     return {
-        "items_line": _first_spot(getattr(type(held), name, None) for held in _parts(dataset) for name in _ITEMS),
+        "items_line": _first_spot(getattr(type(part), name, None) for part in _parts(dataset) for name in _ITEMS),
         "transform_line": _first_spot(call for transform in transforms for call in _calls(transform)),
         "collate_line": _first_spot(_calls(collate)),
         "sampler_line": _first_spot(getattr(type(each), "__iter__", None) for each in choosers),
@@ -177,9 +177,9 @@ def lines_of_batches(owner: Any) -> dict[str, Spot | None]:
 
 def _calls(call: Any) -> Iterator[Any]:
     """The functions that a call of this object may run: the object itself, its `__call__`, and those within it."""
-    for held in _parts(call):
-        yield held
-        yield getattr(type(held), "__call__", None)  # noqa: B004
+    for part in _parts(call):
+        yield part
+        yield getattr(type(part), "__call__", None)  # noqa: B004
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
@@ -196,8 +196,8 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
 
 def _attributes(thing: Any) -> dict[str, Any]:
     """Its own attributes, without properties, which would run the user's code."""
-    held: dict[str, Any] = getattr(thing, "__dict__", {})
-    return held
+    part: dict[str, Any] = getattr(thing, "__dict__", {})
+    return part
 
 
 def _first_spot(functions: Iterable[Any]) -> Spot | None:

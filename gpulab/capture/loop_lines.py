@@ -116,13 +116,13 @@ def _batch_lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Itera
             return
         needs = set().union(*(s.reads for s in current))
         names = _Names(user)
-        made, needs = _slice(statements, needs, names)
+        batch, needs = _slice(statements, needs, names)
         names.close()
-        made -= {line for s in current for line in range(s.first, s.last + 1)}
+        batch -= {line for s in current for line in range(s.first, s.last + 1)}
         called = user.f_code.co_filename, user.f_code.co_qualname
         for s in (*current, *(s for s in statements if not needs.isdisjoint(s.gives))):
             needed.update((called[0], line, called[1]) for line in range(s.first, s.last + 1))
-        for line in made:
+        for line in batch:
             yield user.f_code.co_filename, line, user.f_code.co_qualname
         needs &= set(_arguments(user.f_code))
         if not needs:

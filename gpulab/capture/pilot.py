@@ -300,7 +300,7 @@ class Pilot:
         if fresh:
             self.pauses.place(t_ns, sys._getframe())  # a frame that holds itself in a variable is a cycle
             self.loop.add_request(sys._getframe())
-        if fresh or not self.loaders.is_known:
+        if fresh or not self.loaders.is_described:
             self._mark_device(t_ns)  # a step may begin here without the end of another
             self._expects_batch = True
             self._meet_loader(loader, owner)
@@ -346,9 +346,9 @@ class Pilot:
         """Whether nothing that makes steps has happened so far."""
         return not self.reader.finder.has_loader and not self.steps_done
 
-    def _hook_modules(self, wanted: bool) -> None:
+    def _hook_modules(self, on: bool) -> None:
         if self._modules is not None:
-            (self._modules.on if wanted else self._modules.off)()
+            (self._modules.on if on else self._modules.off)()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -424,9 +424,9 @@ class Pilot:
         if self.events is not None:
             self.events.mark(t_ns)
 
-    def _enough(self, wanted: int) -> bool:
+    def _enough(self, limit: int) -> bool:
         """Whether there are enough steps. Batches do not count before a training that the code announces."""
-        return self.steps_done >= wanted and (self.reader.finder.trains or not self._will_train)
+        return self.steps_done >= limit and (self.reader.finder.trains or not self._will_train)
 
     def _end_soon(self) -> None:
         """End the run here; where steps end within `Optimizer.step`, at the next call, so that a scheduler can step."""

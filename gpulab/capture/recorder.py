@@ -75,13 +75,13 @@ class Capture:
         settings: Settings,
         source: RunSource,
         code: str = "",
-        watcher: Watcher | None = None,
+        view: Watcher | None = None,
         keep: Callable[[Run, WriteTrace | None], None] | None = None,
     ) -> None:
         self.settings = settings
         self.source = source
         self.code = code
-        self._watcher = watcher
+        self._view = view
         self._undo = ExitStack()
         self._missing: list[Missing] = []
         self._choices: list[Choice] = []
@@ -148,8 +148,8 @@ class Capture:
         self._hook_torch()
         self._pilot.begin()
         self._outer, active = active, self
-        if self._watcher is not None:
-            self._watcher.begin(self)
+        if self._view is not None:
+            self._view.begin(self)
         if self.settings.whole or self.source == "statement":
             self._phases.profile_whole()
         self._cores.begin()
@@ -286,8 +286,8 @@ class Capture:
             if active is self:
                 active = self._outer
             self._end_window()
-            if self._watcher is not None:
-                self._watcher.end()
+            if self._view is not None:
+                self._view.end()
         finally:
             self._journal_writer.stop()
             stopped = self._sampler.stop()

@@ -127,9 +127,9 @@ class Phases:
 
     def expect(self, epoch_steps: int | None) -> None:
         """An epoch has that many steps, as its loader says. `--steps` is certain if it fits into one epoch."""
-        self.epoch_steps, steps_wanted = epoch_steps, self._settings.steps
-        certain = steps_wanted is not None and epoch_steps is not None and steps_wanted <= epoch_steps
-        total = steps_wanted or epoch_steps
+        self.epoch_steps, step_limit = epoch_steps, self._settings.steps
+        certain = step_limit is not None and epoch_steps is not None and step_limit <= epoch_steps
+        total = step_limit or epoch_steps
         self._schedule = plan(self._settings, total, certain=certain, on_gpu=self._on_gpu)
         self.unchanged_until = 0
 

@@ -169,8 +169,6 @@ class StepFinder:
             self._close_last_step(end_ns)
         return steps_of_rows(self._rows.table(), self._origin_ns, ended=end_ns is not None)
 
-    # -- marks -----------------------------------------------------------------------------------------------------
-
     def read(self, marks: Marks) -> None:
         """Continue with these marks. Steps that only repeat the one before are read all at once."""
         at, turn, last, alike = 0, 0, -1, 0  # `turn`: marks of the newest step, which ended at mark `last`
@@ -442,8 +440,6 @@ class StepFinder:
             self._close(end_ns)
             before = row
 
-    # -- rows ------------------------------------------------------------------------------------------------------
-
     def _close(self, end_ns: int) -> None:
         step, row = self._open, self._open.row
         row[END], row[PHASE] = max(end_ns, row[START]), self._phase
@@ -459,11 +455,7 @@ class StepFinder:
 
     def _merge_rows(self, count: int) -> None:
         """Add the newest `count` rows to the open step, whose beginning they were; drop the older ones."""
-        row, rows = self._open.row, self._rows.table(len(self) - count)
-        if count:
-            row[START] = int(rows[0, START])
-            row[FLAGS] |= int(rows[0, FLAGS]) & EPOCH_START | int(np.bitwise_or.reduce(rows[:, FLAGS])) & COMPILED
-            row[WAIT:PHASE] = (rows[:, WAIT:PHASE].sum(0) + row[WAIT:PHASE]).tolist()
+        self._open.prepend(self._rows.table(len(self) - count))
         self._batch_is_step = False
         self.generation += len(self) > 0
         self._rows.clear()

@@ -40,6 +40,14 @@ class OpenStep(Struct, gc=False):
     batches_when_optimized: int = -1
     others: tuple[tuple[int, int, list[int]], ...] = ()  # steps of other optimizers: which, end, the row at that time
 
+    def prepend(self, rows: Int64) -> None:
+        """Add rows that turn out to be the beginning of this step."""
+        row = self.row
+        if len(rows):
+            row[START] = int(rows[0, START])
+            row[FLAGS] |= int(rows[0, FLAGS]) & EPOCH_START | int(np.bitwise_or.reduce(rows[:, FLAGS])) & COMPILED
+            row[WAIT:PHASE] = (rows[:, WAIT:PHASE].sum(0) + row[WAIT:PHASE]).tolist()
+
 
 def open_step(start_ns: int, backwards: int = 0) -> OpenStep:
     return OpenStep([start_ns, 0, 0, 0, 0, 0, 0, 0, 0, -1], backwards=backwards)

@@ -406,7 +406,7 @@ def test_where_the_system_has_no_memory_without_a_name(method: str, monkeypatch:
 
 def test_of_too_many_batches_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, 2):
-        monkeypatch.setattr(batch_clock, "KEPT", 6)
+        monkeypatch.setattr(batch_clock, "MOST_BATCHES", 6)
         run, _ = trained(DataLoader(Planted(80), batch_size=2, num_workers=workers))
         b = timed(run)
         assert len(run.steps) == 40 and len(b) <= 6
