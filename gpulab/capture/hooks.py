@@ -10,7 +10,6 @@ import functools
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -24,8 +23,8 @@ from msgspec import Struct
 from gpulab.capture.arguments import Arguments
 from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
 from gpulab.tape.marks import Kind, Tape
-from gpulab.torch_hooks.hook_points import step_hooks
-from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, remove_callback, replaced
+from gpulab.torch_hooks.hook_points import module_calls, step_hooks
+from gpulab.torch_hooks.patching import Args, Hook, KeywordArgs, before_calls, remove_callback, replaced
 
 if TYPE_CHECKING:
     from gpulab.capture.pilot import Pilot
@@ -89,13 +88,14 @@ PATCHED = (
 )
 
 
-def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> ModuleHook:
+def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> Hook:
     """Write marks at the calls of this thread; `undo` removes all hooks. Needs torch to be imported.
 
     The hook of module calls is returned: while it is on they reach `pilot.module_call`. Until something is compiled
     `pilot.model_inputs` gets the calls of DistributedDataParallel or, `in_ranks`, of the model that learns without it.
     """
-    thread, modules = get_ident(), ModuleHook(pilot.module_call, get_ident())
+    thread = get_ident()
+    modules = Hook(lambda: module_calls(pilot.module_call, thread))
     arguments = Arguments(pilot.tape, pilot.evidence, pilot.clock, pilot.facts)
     before, after = (_optimizer(pilot, thread, kind) for kind in (Kind.STEP, Kind.STEPPED))
     undo.enter_context(step_hooks(after, before))
@@ -341,50 +341,7 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
-# -- modules -----------------------------------------------------------------------------------------------------------
-
-
-class ModuleHook:
-    """Reports each module call while it is on; closed for good once torch.compile is used.
-
-    Code that torch.compile makes while such a hook is installed would have to be compiled again without it.
-    """
-
-    def __init__(self, called: Callable[[], None], thread: int) -> None:
-        self._called = called
-        self._thread = thread
-        self._handle: Any = None
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def on(self) -> None:
-        """Report module calls from now on, unless closed. From any thread."""
-        from torch.compiler import is_compiling
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        thread, called, identify = self._thread, self._called, get_ident
-
-        def call(module: Any, args: Any) -> None:
-            if is_compiling():  # should torch.compile trace this hook all the same, it must stop here
-                return
-            if identify() == thread:
-                called()
-
-        with self._lock:
-            if self._handle is None and not self._closed:
-                self._handle = register_module_forward_pre_hook(call)
-
-    def off(self) -> None:
-        with self._lock:
-            if self._handle is not None:
-                self._handle.remove()
-                self._handle = None
-
-    def close(self) -> None:
-        """Stay off from now on."""
-        with self._lock:
-            self._closed = True
-        self.off()
+# -- compiling ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

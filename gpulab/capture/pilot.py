@@ -37,6 +37,7 @@ from gpulab.knobs import preparation
 from gpulab.run import Missing, Phase, Settings, Steps
 from gpulab.tape.marks import NEVER, Kind, Tape, mark_cost_ns
 from gpulab.tape.step_finder import StepFinder
+from gpulab.torch_hooks.patching import Hook
 
 # A cell that evaluates first will still train.
 TRAINING = r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("
@@ -87,7 +88,7 @@ class Pilot:
         self._loader = 0  # the number of the loader that got the last request
         self._owner: Callable[[], Any] = lambda: None  # that loader, or its iterator
         self._feeder: int | None = None
-        self._modules: hooks.ModuleHook | None = None
+        self._modules: Hook | None = None
         self.model_inputs = ModelInputs()
         self._calls = 0
         self._ending = False  # the run ends at the next chance
@@ -319,7 +320,7 @@ class Pilot:
         elif kind in (Kind.BACKWARD, Kind.GRAD, Kind.STEP, Kind.HAND):
             raise StopRun(self._capture)
 
-    def module_call(self) -> None:
+    def module_call(self, module: object) -> None:
         """A module is called before anything that makes steps: perhaps code without steps, to be traced from here."""
         if self.fault is not None:
             return

@@ -21,6 +21,7 @@ import numpy as np
 from gpulab.capture.loader_facts import arrays_in
 from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import Int64, Steps
+from gpulab.torch_hooks.hook_points import module_calls
 from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
 LIMIT = 10_000  # losses; on a GPU each occupies a block of 512 bytes
@@ -123,22 +124,16 @@ class ModelInputs:
     def hear_first(self) -> None:
         """Find the first module called on this thread that learns, and count the inputs of its calls."""
         from torch import is_grad_enabled
-        from torch.compiler import is_compiling
-        from torch.nn.modules.module import register_module_forward_pre_hook
 
-        thread = get_ident()
-
-        def find(module: Any, args: Any) -> None:
-            if is_compiling() or get_ident() != thread or not is_grad_enabled():
-                return
-            if any(p.requires_grad for p in module.parameters()):
+        def find(module: Any) -> None:
+            if is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
                 first = weakref.ref(module)
                 self._first.close()
                 self._first.enter_context(
                     before_calls(type(module), "forward", lambda a, k: self._add_call(first(), a, k))
                 )
 
-        self._first.callback(register_module_forward_pre_hook(find).remove)
+        self._first.enter_context(module_calls(find, get_ident()))
 
     def close(self) -> None:
         """Remove these hooks: the run is over, something is compiled, or DistributedDataParallel is used."""

@@ -1,4 +1,4 @@
-"""What a cell was seen to use while it ran as written: the facts from which a knob tells its value and its limits."""
+"""What a cell used when it ran as written: the facts from which each knob knows its present value and its limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ObservedModule(Struct, frozen=True):
 
 
 class Observation(Struct, frozen=True):
-    """What the reference run, with nothing changed, was seen to use."""
+    """What the reference run, in which nothing was changed, used."""
 
     device: Device
     loaders: tuple[ObservedLoader, ...] = ()  # the one that feeds the steps first

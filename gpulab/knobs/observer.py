@@ -1,9 +1,9 @@
-"""See what a cell uses while it runs as written, so that every knob can tell its present value and its limits.
+"""Observes what a cell uses while it runs as written, so that every knob knows its present value and its limits.
 
-On the entering thread only these are heard: `DataLoader.__iter__`, `GradScaler.scale`, `autocast.__enter__`; optimizer
-steps and backward passes for a few steps at a time, at the beginning and anew when a loader is iterated or an optimizer
-steps for the first time; a few outermost module calls, then as well, and when a first backward pass comes.
-All of it is put back. Objects are known weakly and only as long as the code runs; what is kept are facts.
+On the thread that enters, it hooks `DataLoader.__iter__`, `GradScaler.scale` and `autocast.__enter__`; for a few steps
+at a time also optimizer steps and backward passes, and a few outermost module calls. That is at the beginning and again
+when a loader is iterated or an optimizer steps for the first time. Module calls are also sampled after the first
+backward passes. All hooks are removed. Objects are referred to weakly, and only while the code runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -23,7 +24,7 @@ from gpulab.knobs.observation import OPERATORS, Observation, Shape, StepInputs, 
 from gpulab.run import Device, Run
 from gpulab.timeline.labels import differentiates_twice
 from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost, step_hooks
-from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
+from gpulab.torch_hooks.patching import Args, Hook, KeywordArgs, before_calls, replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 CALLS_OF_A_SAMPLE = 16  # outermost module calls
 SAMPLES = 12  # of such calls, at most
 STEPS_AT_A_TIME, PASSES_AT_A_TIME = 5, 512  # optimizer steps, and backward passes where none comes
-OBJECTS_KEPT = 32  # of each kind
+MOST_OBJECTS = 32  # of each kind
 
-_WORKER_DIED = "DataLoader worker"  # torch's signal handler raises this wherever the main thread is
+_WORKER_DIED = "DataLoader worker"  # torch's signal handler raises this at any line of the main thread
 _ATTENTION = {
     "aten::_scaled_dot_product_flash_attention": "flash",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -49,7 +50,7 @@ Parameters = ParamSpec("Parameters")
 
 
 class FactsByObject(Generic[Facts]):
-    """Facts of objects in the order in which they were met; the objects themselves are known weakly, until `forget`."""
+    """Facts of objects in the order of their first use, with weak references to the objects until `forget`."""
 
     def __init__(self, describe: Callable[[Any], Facts]) -> None:
         self.facts: list[Facts] = []
@@ -57,9 +58,9 @@ class FactsByObject(Generic[Facts]):
         self._places: WeakTable[int] = WeakTable()
 
     def place(self, thing: object) -> int | None:
-        """Where its facts are, which are noted when it is met for the first time; None where there are too many."""
+        """The position of its facts, which are read at its first use; None where there are too many objects."""
         place = self._places.get(thing)
-        if place is None and len(self.facts) < OBJECTS_KEPT:
+        if place is None and len(self.facts) < MOST_OBJECTS:
             self.facts.append(self._describe(thing))
             place = len(self.facts) - 1
             self._places.put(thing, place)
@@ -70,7 +71,7 @@ class FactsByObject(Generic[Facts]):
 
 
 def guarded(note: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """A fault of ours must not become the user's: what cannot be described is not noted."""
+    """Drop faults of gpulab, which must not become the user's: what cannot be described is not recorded."""
 
     @functools.wraps(note)
     def careful(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -84,9 +85,9 @@ def guarded(note: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 class Observer:
-    """Hears what the code does and notes it: deaf on other threads and after `close`.
+    """Records facts of the code inside `observing`, on the thread that made this.
 
-    `observation` joins what was noted with the record of the same run.
+    `observation` joins them with the record of the same run.
     """
 
     def __init__(self, samples: int = SAMPLES) -> None:
@@ -99,14 +100,14 @@ class Observer:
         self.inputs = InputShapes()
         self._thread = get_ident()
         self._closed = False
-        self._samples_left, self._calls_left = samples, 0
-        self._steps_left = self._passes_left = 0
-        self._undo_steps: ExitStack | None = None
-        self._hears_passes = False
-        self._undo_modules: ExitStack | None = None
-        self._since_backward: set[int] = set()  # places of modules that were called to be trained
-        self._backward_count = 0
-        self._current: int | None = None  # place of the outermost module that runs and is sampled
+        self._sample_budget, self._call_budget = samples, 0
+        self._step_budget = self._pass_budget = 0
+        self._steps = Hook(lambda: step_hooks(self._optimizer_step))
+        self._passes = Hook(lambda: before_calls(import_module("torch.autograd"), "backward", self._backward))
+        self._calls = Hook(lambda: around_outermost(Layer.INPUTS, self._around_module))
+        self._since_backward: set[int] = set()  # positions of modules called with gradients
+        self._pass_count = 0
+        self._current: int | None = None  # position of the outermost module that runs and is sampled
 
     def observation(self, run: Run) -> Observation:
         """The observation of `run`, the run that was observed."""
@@ -128,7 +129,7 @@ class Observer:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Note what the code inside uses. Imports torch."""
+        """Record what the code inside uses. Imports torch."""
         from torch.amp import GradScaler
         from torch.amp.autocast_mode import autocast
         from torch.distributions import Distribution
@@ -136,18 +137,20 @@ class Observer:
 
         with ExitStack() as undo:
             undo.callback(self._close)
-            undo.enter_context(before_calls(DataLoader, "__iter__", self._iterated))
-            undo.enter_context(before_calls(GradScaler, "scale", self._scaled))
-            undo.enter_context(before_calls(Distribution, "__init__", self._made_distribution))
+            undo.enter_context(before_calls(DataLoader, "__iter__", self._loader))
+            undo.enter_context(before_calls(GradScaler, "scale", self._grad_scaler_scale))
+            undo.enter_context(before_calls(Distribution, "__init__", self._distribution))
             undo.enter_context(replaced(autocast, "__enter__", self._around_autocast))
             self._begin()
             yield
 
     def _close(self) -> None:
-        """The code is over: keep facts, know no object any more."""
+        """The code has ended: remove the hooks and forget the objects."""
         self._end_sample()
         self._rest()
         self._closed = True
+        for hook in (self._steps, self._passes, self._calls):
+            hook.close()
         if self._tf32 is None:
             self._tf32 = tf32_setting()
         for facts in (self.loaders, self.optimizers, self.modules):
@@ -156,58 +159,53 @@ class Observer:
     # -- loaders, optimizers, gradients ------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Hear the next few steps, and sample the first module calls of them."""
-        self._steps_left, self._passes_left = STEPS_AT_A_TIME, PASSES_AT_A_TIME
-        if self._undo_steps is None and not self._closed:
-            self._undo_steps = ExitStack()
-            self._undo_steps.enter_context(step_hooks(self._stepped))
+        """Observe the next few steps, and sample the first module calls of them."""
+        self._step_budget, self._pass_budget = STEPS_AT_A_TIME, PASSES_AT_A_TIME
+        self._steps.on()
         self._sample()
 
-    def _hear_passes(self) -> None:
-        """Hear backward passes as well. Only once the code runs: so this hook is over all others, and goes for good."""
-        import torch
-
-        if self._undo_steps is not None and not self._hears_passes:
-            self._hears_passes = True
-            self._undo_steps.enter_context(before_calls(torch.autograd, "backward", self._backward))
+    def _observe_passes(self) -> None:
+        """Observe backward passes too. The hook is installed within the code: over all others it can be removed."""
+        if self._steps.is_on:
+            self._passes.on()
 
     def _rest(self) -> None:
-        """Hear no steps. Not from an optimizer's hook, of which torch is calling one after the other."""
-        undo, self._undo_steps, self._hears_passes = self._undo_steps, None, False
-        if undo is not None:
-            undo.close()
+        """Remove the hooks of steps. Not to be called from an optimizer's hook, while torch iterates over these."""
+        if self._steps.is_on:
+            self._passes.off()
+            self._steps.off()
             self.inputs.whole = False
 
     @guarded
-    def _iterated(self, args: Args, kwargs: KeywordArgs) -> None:
-        """A DataLoader is asked for an iterator."""
+    def _loader(self, args: Args, kwargs: KeywordArgs) -> None:
+        """The code asks a DataLoader for an iterator."""
         if not self._closed:
             self.loaders.place(args[0])
         self._begin()
-        self._hear_passes()
+        self._observe_passes()
 
     @guarded
-    def _stepped(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
-        """An optimizer has stepped. A wrapper (Accelerate's) has the param groups of the one within, which is first."""
+    def _optimizer_step(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
+        """An optimizer has stepped. Within a wrapper (Accelerate's), which shares its param groups, it comes first."""
         if self._closed or get_ident() != self._thread:
             return
-        self._steps_left -= 1
-        self._hear_passes()
+        self._step_budget -= 1
+        self._observe_passes()
         count = len(self.optimizers.facts)
         self.optimizers.place(optimizer)
         if len(self.optimizers.facts) > count:
             self._begin()
-        self.inputs.stepped(sampling=self._undo_modules is not None)
+        self.inputs.stepped(sampling=self._calls.is_on)
 
     @guarded
     def _backward(self, args: Args, kwargs: KeywordArgs) -> None:
-        """A backward pass begins: whatever was called since the last one is trained."""
-        if self._closed or self._undo_steps is None:
+        """A backward pass begins: the modules called since the last one are trained."""
+        if not self._steps.is_on:
             return
-        if min(self._steps_left, self._passes_left) <= 0 and self._undo_modules is None:
+        if min(self._step_budget, self._pass_budget) <= 0 and not self._calls.is_on:
             self._rest()
             return
-        self._passes_left -= 1
+        self._pass_budget -= 1
         if sys.modules["torch"].is_anomaly_enabled():
             self._checks.add("anomaly")
         self.inputs.backward()
@@ -215,54 +213,52 @@ class Observer:
         for place in self._since_backward:
             facts[place] = replace(facts[place], trained=True)
         self._since_backward.clear()
-        self._backward_count += 1
-        if self._backward_count <= 2:
+        self._pass_count += 1
+        if self._pass_count <= 2:
             self._sample()
 
-    def _scaled(self, args: Args, kwargs: KeywordArgs) -> None:
-        """A GradScaler is about to scale a loss."""
+    def _grad_scaler_scale(self, args: Args, kwargs: KeywordArgs) -> None:
+        """A GradScaler scales a loss."""
         self._grad_scaler |= args[0].is_enabled()
 
-    def _made_distribution(self, args: Args, kwargs: KeywordArgs) -> None:
+    def _distribution(self, args: Args, kwargs: KeywordArgs) -> None:
         if args[0]._validate_args:
             self._checks.add("validate_args")
 
     # -- modules -----------------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        """Look at the next few outermost module calls."""
-        if self._closed or self._samples_left <= 0:
+        """Observe the next few outermost module calls."""
+        if self._closed or self._sample_budget <= 0:
             return
-        self._samples_left -= 1
-        self._calls_left = CALLS_OF_A_SAMPLE
-        if self._undo_modules is None and not _within_a_module():
-            self._undo_modules = ExitStack()
-            self._undo_modules.enter_context(around_outermost(Layer.INPUTS, self._around_module))
+        self._sample_budget -= 1
+        self._call_budget = CALLS_OF_A_SAMPLE
+        if not (self._calls.is_on or _within_a_module()):
+            self._calls.on()
 
     def _end_sample(self) -> None:
-        undo, self._undo_modules = self._undo_modules, None
-        if undo is not None:
-            undo.close()
+        if self._calls.is_on:
+            self._calls.off()
             self.inputs.whole = False
 
     def _around_module(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._closed:
             return call(args, kwargs)
-        self._called(module, args, kwargs)
+        self._module_call(module, args, kwargs)
         try:
             return call(args, kwargs)
         finally:
             self._current = None
-            self._calls_left -= 1
-            if self._calls_left <= 0:
+            self._call_budget -= 1
+            if self._call_budget <= 0:
                 self._end_sample()
 
     @guarded
-    def _called(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _module_call(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An outermost module is called."""
         import torch
 
-        self._hear_passes()
+        self._observe_passes()
         self._current = place = self.modules.place(module)
         if place is None:
             return
@@ -273,7 +269,7 @@ class Observer:
             self.inputs.called(args, kwargs)
 
     def _around_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Autocast is switched, perhaps within the outermost module."""
+        """Wrap `autocast.__enter__`, which may be called within the outermost module."""
 
         @guarded
         def note(region: Any) -> None:
@@ -299,7 +295,7 @@ class Observer:
 
 @contextmanager
 def observe(samples: int = SAMPLES) -> Iterator[Observer]:
-    """Note what the code inside uses; `samples`: how often a few outermost module calls are looked at."""
+    """Record what the code inside uses; `samples`: how often a few outermost module calls are sampled."""
     observer = Observer(samples)
     with observer.observing():
         yield observer
@@ -309,7 +305,7 @@ def observe(samples: int = SAMPLES) -> Iterator[Observer]:
 
 
 def tf32_setting() -> bool | None:
-    """Whether torch lets matrix products use TF32; None where it will not tell (old and new switches mixed)."""
+    """Whether torch lets matrix products use TF32; None where it raises (old and new switches mixed)."""
     import torch
 
     with suppress(RuntimeError, AttributeError):
@@ -320,7 +316,7 @@ def tf32_setting() -> bool | None:
 
 
 def attention_backend(counts: Counter[str]) -> str | None:
-    """The back end of scaled_dot_product_attention that was called most; None where none was."""
+    """The back end of scaled_dot_product_attention with most calls; None without any."""
     calls = Counter[str]()
     for name, backend in _ATTENTION.items():
         calls[backend] += counts[name]
@@ -345,7 +341,7 @@ def _autocast_dtype(module: Module) -> str | None:
 
 
 def _within_a_module() -> bool:
-    """Whether a module call is going on, of which nothing was noted."""
+    """Whether this thread is inside of a module call already."""
     from torch.nn import Module
 
     frame = sys._getframe(1)
@@ -357,9 +353,9 @@ def _within_a_module() -> bool:
 
 
 class InputShapes:
-    """Shapes of what is called to be trained, per backward pass, of whole steps: from one optimizer step to the next.
+    """Shapes of the inputs of trained modules, per backward pass, in whole steps: from one optimizer step to the next.
 
-    `whole` is whether all module calls since the last optimizer step were seen.
+    `whole`: whether all module calls since the last optimizer step were observed.
     """
 
     def __init__(self) -> None:
@@ -380,7 +376,7 @@ class InputShapes:
         self._shapes.clear()
 
     def stepped(self, *, sampling: bool) -> None:
-        """An optimizer has stepped. `sampling`: calls are seen from now on."""
+        """An optimizer has stepped. `sampling`: module calls are observed from now on."""
         if self.whole and self._passes:
             self._steps.add(tuple(self._passes))
         self._passes.clear()
@@ -389,15 +385,15 @@ class InputShapes:
 
     @property
     def of_a_step(self) -> StepInputs | None:
-        """What every step that was seen had; None where they differ, or none could be seen."""
+        """The inputs of every observed step; None where these differ, or no step was observed."""
         return next(iter(self._steps)) if len(self._steps) == 1 else None
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Those given as such or by name. The elements of a list are each a sample or not: they tell no batch."""
+    """Tensors among the arguments, also in a mapping. In a list an element may be a sample, so that it is no batch."""
     from torch import Tensor
 
-    for given in (*args, *kwargs.values()):
-        for value in given.values() if isinstance(given, Mapping) else (given,):
+    for argument in (*args, *kwargs.values()):
+        for value in argument.values() if isinstance(argument, Mapping) else (argument,):
             if isinstance(value, Tensor):
                 yield value

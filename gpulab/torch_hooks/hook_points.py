@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from functools import cache, partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from gpulab.torch_hooks.patching import Shared, replaced
@@ -127,6 +128,33 @@ def _hook_steps(undo: ExitStack) -> None:
                 hook.after(optimizer)
 
     undo.enter_context(step_hooks(after, before))
+
+
+# -- module calls ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def module_calls(called: Callable[[Module], None], thread: int) -> Iterator[None]:
+    """Call `called(module)` before each module call of that thread.
+
+    Code that torch.compile makes while this hook is installed would have to be compiled again without it.
+    """
+    from torch.compiler import is_compiling
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    identify = get_ident
+
+    def call(module: Module, args: Any) -> None:
+        if is_compiling():  # should torch.compile trace this hook all the same, it must stop here
+            return
+        if identify() == thread:
+            called(module)
+
+    handle = register_module_forward_pre_hook(call)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 # -- outermost module calls --------------------------------------------------------------------------------------------

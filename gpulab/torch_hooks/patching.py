@@ -71,6 +71,35 @@ def remove_callback(callbacks: list[Any], ours: Any) -> None:
         callbacks.remove(ours)
 
 
+class Hook:
+    """A patch that is installed and removed repeatedly, until `close`. `install` makes its context. From any thread."""
+
+    def __init__(self, install: Callable[[], AbstractContextManager[object]]) -> None:
+        self._install = install
+        self._lock = threading.Lock()
+        self._undo = ExitStack()
+        self._closed = False
+        self.is_on = False
+
+    def on(self) -> None:
+        """Install it, unless it is closed."""
+        with self._lock:
+            if not (self.is_on or self._closed):
+                self._undo.enter_context(self._install())
+                self.is_on = True
+
+    def off(self) -> None:
+        with self._lock:
+            self.is_on = False
+            self._undo.close()
+
+    def close(self) -> None:
+        """Remove it for good."""
+        with self._lock:
+            self._closed = True
+        self.off()
+
+
 class Shared:
     """A patch with several users: the first one installs it, the last one removes it. From any thread."""
 

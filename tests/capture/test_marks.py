@@ -22,6 +22,8 @@ from gpulab.capture.arguments import UpdateDetector
 from gpulab.capture.loader_facts import samples_in
 from gpulab.capture.windows import EARLY_TRACED, plan
 from gpulab.run import Settings
+from gpulab.torch_hooks.hook_points import module_calls
+from gpulab.torch_hooks.patching import Hook
 
 POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 
@@ -58,9 +60,10 @@ class Ears:
 
     def __init__(self) -> None:
         self.heard = 0
-        self.hook = hooks.ModuleHook(self.called, threading.get_ident())
+        thread = threading.get_ident()
+        self.hook = Hook(lambda: module_calls(self.called, thread))
 
-    def called(self) -> None:
+    def called(self, module: nn.Module) -> None:
         """One more."""
         self.heard += 1
 

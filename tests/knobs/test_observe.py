@@ -439,5 +439,5 @@ def test_the_death_of_a_worker_is_not_swallowed() -> None:
 
 
 def test_many_objects_are_not_all_kept() -> None:
-    found = observation(lambda: [list(DataLoader(cells.data(2))) for _ in range(observer.OBJECTS_KEPT + 8)])
-    assert len(found.loaders) == observer.OBJECTS_KEPT
+    found = observation(lambda: [list(DataLoader(cells.data(2))) for _ in range(observer.MOST_OBJECTS + 8)])
+    assert len(found.loaders) == observer.MOST_OBJECTS
