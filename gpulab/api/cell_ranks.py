@@ -47,11 +47,11 @@ from gpulab.views.widgets import in_notebook
 from gpulab.views.wording import cut
 
 EVERY_S = 1.0  # the ranks write as often
-KEPT = "kept"  # its presence keeps the folder: the job may still begin
+IN_USE = "in_use"  # with this file the folder stays: the job may still begin
 SHARED_S = 30.0  # until a shared folder shows what another machine has written
 CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
 STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
-LOST_TOUCH_S = 10.0  # ours: who loses a rank that was killed hears of it within that time
+LOST_TOUCH_S = 10.0  # ours: within it the other ranks notice that one was killed
 _LAST_WORDS = 5  # lines
 _WIDEST_CAUSE = 160  # characters
 _STOPPED = "Interrupted: what the ranks measured so far is above."
@@ -103,11 +103,11 @@ class RankedCell(Struct, frozen=True):
         ranks = self._recorded(followed)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
-        shown = job_report(ranks, Store())
+        report = job_report(ranks, Store())
         live = followed.view.output if isinstance(followed.view, _LiveRanks) else None
-        _show(shown, live, full=self.full)
+        _show(report, live, full=self.full)
         if only := self.options.get("only_ranks"):
-            keep_only(str(only), shown, Store())
+            keep_only(str(only), report, Store())
         if followed.interrupted:
             raise Interrupted(_STOPPED)
         status = followed.status if isinstance(followed.status, int) else 0  # a cluster's word tells of the job
@@ -128,7 +128,7 @@ class RankedCell(Struct, frozen=True):
         with self.folder(own_id) as folder:
             followed.to_end(lambda: self.begun(own_id, folder))
             if followed.may_go_on:
-                (folder / KEPT).touch()
+                (folder / IN_USE).touch()
         return self._runs(followed)
 
     def begun(
@@ -155,8 +155,8 @@ class RankedCell(Struct, frozen=True):
         script.write_text(batch_script(self.allocation, own_id, target, folder, own, tasks), encoding="utf-8")
         words = submit_words(self.allocation, script, tasks)
         submitted = submit(words)
-        shown = f"{shlex.join(words)}\n\n{script.read_text(encoding='utf-8')}"
-        print(f"Slurm job {submitted.number} runs this file; Stop cancels it.\n\n{shown}")
+        script_text = f"{shlex.join(words)}\n\n{script.read_text(encoding='utf-8')}"
+        print(f"Slurm job {submitted.number} runs this file; Stop cancels it.\n\n{script_text}")
         return f"slurm-{submitted.number}.0-{own_id}", SlurmProcesses(submitted, outputs(folder, tasks))
 
     @contextmanager
@@ -171,7 +171,7 @@ class RankedCell(Struct, frozen=True):
         try:
             yield folder
         finally:
-            if not (folder / KEPT).exists():
+            if not (folder / IN_USE).exists():
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another job's is there
                 folder.parent.rmdir()
@@ -329,25 +329,25 @@ class Followed:
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    kept = {n: v for n, v in os.environ.items() if n not in OF_THE_KERNEL and not n.startswith(_OF_A_JOB)}
+    own = {n: v for n, v in os.environ.items() if n not in OF_THE_KERNEL and not n.startswith(_OF_A_JOB)}
     place = str(default_root().parent)  # also where the cell changes the current folder
-    return {**kept, **threads_of_each(ranks), "PYTHONPATH": _own_modules(), "GPULAB_DIR": place}
+    return {**own, **threads_of_each(ranks), "PYTHONPATH": _own_modules(), "GPULAB_DIR": place}
 
 
 def _own_modules() -> str:
-    """Where this notebook finds modules, but for what any Python of this installation looks at by itself."""
+    """Where this notebook finds modules, but for the folders that any Python of this installation searches."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths = (path for path in dict.fromkeys(import_path()) if path not in standard)
     return os.pathsep.join(path for path in paths if not path.endswith((".zip", "lib-dynload")))
 
 
-def _show(shown: RankedReport, live: LiveRanksOutput | None, *, full: bool) -> None:
+def _show(report: RankedReport, live: LiveRanksOutput | None, *, full: bool) -> None:
     """The report, in the place of the live view where there is one."""
     if not in_notebook():
-        sys.stdout.write(shown.text(full=full) + "\n")
+        sys.stdout.write(report.text(full=full) + "\n")
         return
     from IPython.display import display
 
-    bundle = shown.bundle(full=full)
+    bundle = report.bundle(full=full)
     if live is None or not live.replace(bundle):
         display(bundle, raw=True)  # type: ignore[no-untyped-call]

@@ -128,8 +128,8 @@ def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
     knobs = frozenset((names,) if isinstance(names, str) else names)
     for name in sorted(knobs - KNOBS.keys()):
         near = nearest_knob(name)
-        meant = f" Did you mean {near}?" if near else f" Settings: {', '.join(KNOBS)}."
-        raise UsageError(f"--{option} {name}: no such setting.{meant}")
+        hint = f" Did you mean {near}?" if near else f" Settings: {', '.join(KNOBS)}."
+        raise UsageError(f"--{option} {name}: no such setting.{hint}")
     return knobs
 
 

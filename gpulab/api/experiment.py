@@ -154,14 +154,14 @@ def finish(
         except Exception as e:
             sys.stderr.write(f"gpulab: the result could not be shown ({type(e).__name__}: {e})\n")
     if error is not None:
-        raise ending(error, shown=show and measured)
+        raise ending(error, has_result=show and measured)
 
 
-def ending(error: BaseException, *, shown: bool) -> BaseException:
+def ending(error: BaseException, *, has_result: bool) -> BaseException:
     """What is raised after a result was shown, or where there is none: an interrupt is told in one line."""
     if not isinstance(error, KeyboardInterrupt):
         return error
-    if shown:
+    if has_result:
         return Interrupted("Interrupted: what was measured so far is above. The training state was restored.")
     return Interrupted("Interrupted. The training state was restored.")
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.api.cell_ranks import EVERY_S, KEPT, SHARED_S, STORED_S, Followed, Processes, RankedCell
+from gpulab.api.cell_ranks import EVERY_S, IN_USE, SHARED_S, STORED_S, Followed, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, remember_experiment
 from gpulab.api.runs_command import runs
 from gpulab.devices.machine import usable_cores
@@ -32,7 +32,7 @@ from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
 from gpulab.run import Ranks
 from gpulab.store.files import replace_whole, write_whole
 from gpulab.store.folders import Store, new_id
-from gpulab.tuning.agreement import RanksAgreement, decoded, encoded, joined
+from gpulab.tuning.agreement import RanksAgreement, decode, encode, joined
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.statistics import scaling
@@ -60,7 +60,7 @@ class RankedExperiment(Struct, frozen=True):
             followed = Followed(lambda _, processes: _RankedProgress(folder, self._tasks, processes, progressing))
             followed.to_end(lambda: self._begun(own_id, folder))
             if followed.may_go_on:
-                (folder / KEPT).touch()
+                (folder / IN_USE).touch()
             result = self._result(folder, followed)
             compared = remember_experiment(result)
             progressing.put(compared, full=self.full)
@@ -68,7 +68,7 @@ class RankedExperiment(Struct, frozen=True):
             if side.facts is not None:
                 runs.add(side.facts.run, Store().root / side.facts.run.id)
         if followed.interrupted:
-            raise ending(KeyboardInterrupt(), shown=bool(result.comparisons))
+            raise ending(KeyboardInterrupt(), has_result=bool(result.comparisons))
         return compared
 
     @property
@@ -87,7 +87,7 @@ class RankedExperiment(Struct, frozen=True):
         until_s = time.monotonic() + (STORED_S if self.cell.allocation is None else SHARED_S)
         while not all(file.exists() for file in results) and time.monotonic() < until_s and not followed.interrupted:
             time.sleep(0.1)
-        read = [decoded(file.read_bytes(), Store().load) if file.exists() else None for file in results]
+        read = [decode(file.read_bytes(), Store().load) if file.exists() else None for file in results]
         there = [one for one in read if one is not None and one.comparisons]
         if there:
             silent = [i for i, one in enumerate(read) if one is None or not one.comparisons]
@@ -158,8 +158,8 @@ def run_experiment(options: argparse.Namespace, code: Code) -> int:
     with _terminated(runner.stop):
         experiment = runner.run()
         if ranks.rank == 0:
-            replace_whole(result, encoded(experiment))
-    ranks.let_go()
+            replace_whole(result, encode(experiment))
+    ranks.release()
     if runner.error is not None:
         if isinstance(runner.error, UsageError):
             raise runner.error
@@ -274,14 +274,14 @@ def _step_us(ranks: Ranks) -> float:
 
 def counts_of(words: Sequence[str]) -> tuple[int, ...] | None:
     """The numbers of ranks, of `--sweep ranks=1,2,4`; None where no such sweep is asked for. Raises UsageError."""
-    asked = [word.partition("=")[2] for word in words if word.partition("=")[0].strip() == NAME]
-    if not asked:
+    lists = [word.partition("=")[2] for word in words if word.partition("=")[0].strip() == NAME]
+    if not lists:
         return None
     if len(words) > 1:
         raise UsageError("--sweep ranks=… cannot be combined with other sweeps: sweep those with --ranks N.")
-    numbers = [text.strip() for text in asked[0].split(",")]
+    numbers = [text.strip() for text in lists[0].split(",")]
     if len(numbers) < 2 or not all(text.isdecimal() and int(text) > 0 for text in numbers):
-        raise UsageError(f"--sweep ranks={asked[0]}: expected two or more integers, e.g. --sweep ranks=1,2,4.")
+        raise UsageError(f"--sweep ranks={lists[0]}: expected two or more integers, e.g. --sweep ranks=1,2,4.")
     if len(set(numbers)) < len(numbers):
-        raise UsageError(f"--sweep ranks={asked[0]}: a number appears twice, name it once.")
+        raise UsageError(f"--sweep ranks={lists[0]}: a number appears twice, name it once.")
     return tuple(sorted(map(int, numbers)))

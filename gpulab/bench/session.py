@@ -418,8 +418,8 @@ class BenchSession:
 
     def _take_attempts(self, record: Climb) -> None:
         """Each rung is a row: what was kept before it and it, against the baseline by way of what was kept."""
-        if record.written is not None and self.bench.baseline is None:
-            self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.written))
+        if record.baseline is not None and self.bench.baseline is None:
+            self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.baseline))
         for rung in record.rungs[-1:]:  # the others were taken when they ended
             self.bench = self.bench.with_attempt(rung, new_id(), origin(rung))
         if self._widget is not None:

@@ -1,6 +1,6 @@
 """The settings of a cell: what each has now, may be and is expected to bring, and the plan that measures some of them.
 
-Pure but for the knobs' own look at this machine: what a front end draws is plain data.
+Pure but for what the knobs read of this machine: what a front end draws is plain data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTHING_EXPECTED = "No expectations"
 MOST = 1_000_000  # that a number field takes; the knob says what it really refuses
 NO_GAIN, CLEAR_GAIN = 1.1, 1.05  # speedups: for less at best, or in the middle, nobody turns a toggle
 _PROPOSED = 2  # values of a knob whose gain is predicted
-_SHOWN = 5  # toggles at least that are not folded, whatever is expected of them
+_UNFOLDABLE = 5  # toggles at least that are not folded, whatever is expected of them
 
 
 class Toggle(Struct, frozen=True):
@@ -94,7 +94,7 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
     """With what each promises and its rank; and why nothing is expected of any, if nothing is."""
     evidence = learned_here(figures)
     findings = diagnosis_for_report(figures, evidence).findings
-    named = {name: text for f in reversed(findings) for name, text in f.settings}
+    proposals = {name: text for f in reversed(findings) for name, text in f.settings}
     ranks = {
         knob.name: place + knob.helps_against.get(f.key, 0) / 10
         for place, f in reversed([*enumerate(findings)])
@@ -113,8 +113,8 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
         if toggle.reason:
             return toggle
         values = [v for v in knob.next_values(current, times) if v != current and not refusal(knob, observation, v)]
-        if knob.name in named:  # the value that the report proposes
-            values = [knob.parse(named[knob.name])]
+        if knob.name in proposals:  # the value that the report proposes
+            values = [knob.parse(proposals[knob.name])]
         values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
         predictions = [predictor.of({knob.name: written(v)}) for v in values[:_PROPOSED]]
         useful = [p for p in predictions if p.ratio is not None]
@@ -148,7 +148,7 @@ def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
         return (fixed, 1, toggle.rank) if toggle.rank < math.inf else (fixed, 2, 0.0)
 
     ordered = sorted(toggles, key=place)
-    folds = [number >= _SHOWN and place(toggle)[:2] == (False, 2) for number, toggle in enumerate(ordered)]
+    folds = [number >= _UNFOLDABLE and place(toggle)[:2] == (False, 2) for number, toggle in enumerate(ordered)]
     return tuple(replace(toggle, folded=folded) for toggle, folded in zip(ordered, folds, strict=True))
 
 

@@ -28,7 +28,7 @@ from gpulab.thresholds import DEFAULT
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.compare.blocks import compare_runs, pair_ratios
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
-from gpulab.tuning.compare.verdicts import chosen_unit, counted
+from gpulab.tuning.compare.verdicts import unit_of, with_sample_counts
 from gpulab.tuning.plan import Plan, arms_in
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.verdict import TOO_FEW, is_decided
@@ -305,9 +305,9 @@ class Swept(Struct, frozen=True):
 def _times_as_long(a: tuple[Side, tuple[float, float]], b: tuple[Side, tuple[float, float]]) -> tuple[float, float]:
     """B against A by their blocks; without blocks, by where the time of each may lie against the baseline."""
     (side_a, (least_a, most_a)), (side_b, (least_b, most_b)) = a, b
-    counted_a, counted_b, _ = counted(side_a, side_b)
-    unit, unfair = chosen_unit(counted_a, counted_b)
-    estimate = None if unfair else paired(pair_ratios(counted_a, counted_b, unit))
+    of_a, of_b, _ = with_sample_counts(side_a, side_b)
+    unit, unfair = unit_of(of_a, of_b)
+    estimate = None if unfair else paired(pair_ratios(of_a, of_b, unit))
     if estimate is not None:
         return estimate.interval or (0.0, math.inf)
     return least_b / most_a, most_b / least_a if least_a else math.inf

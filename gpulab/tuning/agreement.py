@@ -33,12 +33,12 @@ Agreed = TypeVar("Agreed")
 
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # torchrun's: with it the runs of each attempt are a job of their own
 PORT, IS_THERE = "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"  # where the ranks meet, and that somebody listens there
-KEPT_GROUPS = 8  # of process groups that are over
+MOST_PAST_GROUPS = 8  # of process groups that are over
 LONGEST_WAIT_S = 3600.0  # for the slowest rank's run to end
 
 
 class Agreement:
-    """Of one process alone: what it says holds."""
+    """One process decides alone: each value is its own."""
 
     rank = 0
     size = 1
@@ -73,7 +73,7 @@ class RanksAgreement(Agreement):
         self._store.set_timeout(timedelta(seconds=LONGEST_WAIT_S))
         self._count = 0
         self._runs = 0
-        self._past_groups: list[_KeptGroup] = []
+        self._past_groups: list[_PastGroup] = []
 
     def of_first(self, value: Agreed) -> Agreed:
         """As the first rank has it. Waits for it."""
@@ -81,8 +81,8 @@ class RanksAgreement(Agreement):
         if self.rank == 0:
             self._store.set(key, msgspec.msgpack.encode(value))
             return value
-        decided: Agreed = msgspec.msgpack.decode(self._store.get(key))
-        return decided
+        first: Agreed = msgspec.msgpack.decode(self._store.get(key))
+        return first
 
     def of_all(self, value: Agreed) -> list[Agreed]:
         """As each rank has it. Waits for all of them."""
@@ -97,8 +97,8 @@ class RanksAgreement(Agreement):
 
         self._runs += 1
         self.failed_s = None
-        if len(self._past_groups) > KEPT_GROUPS:
-            self.let_go()
+        if len(self._past_groups) > MOST_PAST_GROUPS:
+            self.release()
         meeting = None  # a store of its own: in one that was used the addresses of the last run's group still stand
         if self.rank == 0:
             meeting = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -107,7 +107,7 @@ class RanksAgreement(Agreement):
         there = _default_group()
         with setting_names(os.environ, own):
             try:
-                with _groups_kept(self._past_groups, _sockets()):
+                with _collecting_groups(self._past_groups, _sockets()):
                     yield
             except BaseException as error:
                 self.failed_s = time.time()
@@ -120,11 +120,11 @@ class RanksAgreement(Agreement):
                     with suppress(Exception):  # another rank has failed, and its end of the group with it
                         sys.modules["torch.distributed"].destroy_process_group()
 
-    def let_go(self) -> None:
-        """Of the process groups that are over: nobody else may be the last."""
+    def release(self) -> None:
+        """Let go of the process groups that are over: nobody else may be the last."""
         gc.collect()
         for group in self._past_groups:
-            group.let_go()
+            group.release()
         self._past_groups.clear()
 
     def _next(self) -> str:
@@ -132,7 +132,7 @@ class RanksAgreement(Agreement):
         return f"agreed-{self._count}"
 
 
-class _KeptGroup:
+class _PastGroup:
     """Outlives the users of a process group, such as DistributedDataParallel in the frames of a run that is over.
 
     Who lets go of it last waits for its threads, which may need the interpreter's lock. PyTorch's Reducer holds that
@@ -163,14 +163,14 @@ class _KeptGroup:
                 connection.getpeername()  # not of one that listens, without which gloo ends the process
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._group = None
         self._backends.clear()
 
 
 @contextmanager
-def _groups_kept(kept: list[_KeptGroup], before: Mapping[int, str]) -> Iterator[None]:
-    """Each default process group that begins inside is among `kept`. `before`: the sockets that are there already."""
+def _collecting_groups(groups: list[_PastGroup], before: Mapping[int, str]) -> Iterator[None]:
+    """Adds each default process group that begins inside. `before`: the sockets that are there already."""
     from torch.distributed import distributed_c10d
 
     name = "_update_default_pg"  # PyTorch's own, where each group comes by; a version without it may stand still
@@ -179,7 +179,7 @@ def _groups_kept(kept: list[_KeptGroup], before: Mapping[int, str]) -> Iterator[
         def update(group: Any) -> None:
             if group is not None:
                 with suppress(Exception):
-                    kept.append(_KeptGroup(group, before))
+                    groups.append(_PastGroup(group, before))
             original(group)
 
         return update
@@ -229,29 +229,29 @@ def _default_group() -> bool:
     return distributed is not None and bool(distributed.is_available()) and bool(distributed.is_initialized())
 
 
-class _Kept(Struct, frozen=True):
+class _Document(Struct, frozen=True):
     """`runs` are the ids of the sides' full runs; empty where a side has none."""
 
     experiment: Experiment
     runs: tuple[str, ...]
 
 
-def encoded(experiment: Experiment) -> bytes:
-    """For `decoded`; the runs themselves are not in it."""
+def encode(experiment: Experiment) -> bytes:
+    """For `decode`; the runs themselves are not in it."""
     runs = tuple(side.facts.run.id if side.facts is not None else "" for side in experiment.sides)
     sides = tuple(map(_bare, experiment.sides))
     comparisons = tuple(replace(c, a=_bare(c.a), b=_bare(c.b)) for c in experiment.comparisons)
-    return msgspec.msgpack.encode(_Kept(replace(experiment, sides=sides, comparisons=comparisons), runs))
+    return msgspec.msgpack.encode(_Document(replace(experiment, sides=sides, comparisons=comparisons), runs))
 
 
-def decoded(content: bytes, load: Callable[[str], Run]) -> Experiment:
+def decode(content: bytes, load: Callable[[str], Run]) -> Experiment:
     """Raises StoreError where it cannot be read, or `load` has not the run."""
     try:
-        kept = msgspec.msgpack.decode(content, type=_Kept)
+        document = msgspec.msgpack.decode(content, type=_Document)
     except msgspec.MsgspecError as e:
         raise StoreError(f"What the ranks measured cannot be read: {e}.") from e
-    experiment = kept.experiment
-    figures: list[Facts | None] = [facts(load(id_)) if id_ else None for id_ in kept.runs]
+    experiment = document.experiment
+    figures: list[Facts | None] = [facts(load(id_)) if id_ else None for id_ in document.runs]
     sides = tuple(replace(side, facts=own) for side, own in zip(experiment.sides, figures, strict=True))
     comparisons = tuple(
         replace(c, a=replace(c.a, facts=figures[0]), b=replace(c.b, facts=own))

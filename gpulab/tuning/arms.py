@@ -18,8 +18,8 @@ from gpulab.options import QUICK_TRACED, is_quick
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Loader, Run
 from gpulab.tuning.code import Code
-from gpulab.tuning.compare.blocks import is_decided_early, pair_ratios
-from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
+from gpulab.tuning.compare.blocks import carries_verdict, pair_ratios
+from gpulab.tuning.compare.verdicts import unit_of, with_sample_counts, with_times
 from gpulab.tuning.execute import Execution, FullRun, out_of_memory
 from gpulab.tuning.plan import SCREENED, SCREENING_TURNS, Arm
 from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Side
@@ -115,15 +115,15 @@ def faster_half(arms: Sequence[ArmState], able: list[int], turn: int) -> list[in
         return able[:1]
 
     def median_ratio(i: int) -> float:
-        a, b, _ = counted(arms[0].side, arms[i].side)
-        ratios = pair_ratios(a, b, chosen_unit(a, b)[0])
+        a, b, _ = with_sample_counts(arms[0].side, arms[i].side)
+        ratios = pair_ratios(a, b, unit_of(a, b)[0])
         return float(np.median(ratios)) if len(ratios) else math.inf
 
     ranked = sorted(others, key=median_ratio)
     return [able[0], *sorted(ranked[: max(SCREENED, math.ceil(len(others) / 2))])]
 
 
-def are_decided(arms: Sequence[ArmState]) -> bool:
+def carry_verdicts(arms: Sequence[ArmState]) -> bool:
     """Of all against the first; of several also so precisely that they can be told from each other."""
     a, *sides = (arm.side for arm in arms)
-    return all(is_decided_early(a, b, precise=len(sides) > 1) for b in sides)
+    return all(carries_verdict(a, b, precise=len(sides) > 1) for b in sides)

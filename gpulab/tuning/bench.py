@@ -19,7 +19,7 @@ from gpulab.knobs.edits import ELSEWHERE, diff
 from gpulab.knobs.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb_record import Attempt, Climb
-from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, is_decided_early, pair_ratios
+from gpulab.tuning.compare.blocks import FEWEST_PAIRS, carries_verdict, compare_blocks, pair_ratios
 from gpulab.tuning.compare.cost import SetupCost, cell_ratio, cell_steps, setup_cost
 from gpulab.tuning.compare.headline import disturbed
 from gpulab.tuning.compare.parts import run_agrees, run_us
@@ -28,7 +28,7 @@ from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side, 
 from gpulab.verdict import verdict
 
 OTHER_TIME = "the one traced run took another time than the blocks"
-LOSSES_KEPT = 400  # of a run, for its curve
+MOST_LOSSES = 400  # of a run, for its curve
 
 
 class Prediction(Struct, frozen=True):
@@ -86,14 +86,14 @@ class Row(Struct, frozen=True):
         return run_agrees(self.run_us, self.blocks, self.step_us)
 
     @property
-    def shares_left_out(self) -> str:
+    def no_shares_reason(self) -> str:
         """Why the parts of the run in full are not shown."""
         return self.other_trace or ("" if self.run_agrees else OTHER_TIME)
 
     @property
     def shares(self) -> dict[str, float]:
         """Of a step, by part."""
-        return {} if self.shares_left_out else self.run_shares
+        return {} if self.no_shares_reason else self.run_shares
 
     @property
     def is_baseline(self) -> bool:
@@ -177,7 +177,7 @@ class Bench(Struct, frozen=True):
         return baseline.block_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
 
     @property
-    def shown(self) -> tuple[Row, ...]:
+    def table(self) -> tuple[Row, ...]:
         """The rows of the text that the cell has now, as every view has them."""
         rows = (replace(row, code=self.code) for row in self.own)
         return tuple(row if (us := self._block_us(row)) is None else with_time(row, us) for row in rows)
@@ -292,8 +292,8 @@ def cost_of_row(first: Row, row: Row) -> SetupCost | None:
 def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
     """A row for what all were compared with, then one for each of them, with the times of the comparison."""
     a = comparisons[0].a
-    written = Row("", a.settings).label
-    first = Row("0", name=_name(a, BASELINE), origin="" if written in (BASELINE, a.label) else written)
+    label = Row("", a.settings).label
+    first = Row("0", name=_name(a, BASELINE), origin="" if label in (BASELINE, a.label) else label)
     first = replace(baseline_row(first, a, 0, comparisons), blocks=a.blocks, failure=a.failure)
     rows = [_with_times(first, comparisons[0], a)]
     for i, c in enumerate(comparisons, 1):
@@ -341,7 +341,7 @@ def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed |
     speed = speed_by_blocks(baseline, blocks)
     if speed is None:
         return None
-    sure = is_decided_early(*_sides(baseline, blocks), precise=False)
+    sure = carries_verdict(*_sides(baseline, blocks), precise=False)
     return replace(speed, is_running=True, verdict=speed.verdict if sure else "undecided")
 
 
@@ -394,7 +394,7 @@ def baseline_row(row: Row, side: Side, turn: int, comparisons: Sequence[Comparis
 def _other_trace(comparison: Comparison) -> str:
     """How the runs with a trace differ otherwise than the blocks, where each took the time of its own blocks."""
     own = all(run_agrees(run_us(side.facts), side.blocks) for side in (comparison.a, comparison.b))
-    return comparison.parts_left_out if own else ""
+    return comparison.no_parts_reason if own else ""
 
 
 def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
@@ -455,7 +455,7 @@ def _utilization(figures: Facts) -> float | None:
 
 
 def _thinned(losses: Sequence[float]) -> tuple[float | None, ...]:
-    every = max(1, math.ceil(len(losses) / LOSSES_KEPT))
+    every = max(1, math.ceil(len(losses) / MOST_LOSSES))
     return tuple(loss if math.isfinite(loss) else None for loss in losses[::every])
 
 

@@ -42,11 +42,11 @@ from gpulab.tuning.runner import Runner
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 BLOCKS_S = 30.0  # for the blocks of one try
-LONGER = 2  # times as long for the second look, where the first blocks lie too far apart
-LEAST_S = 5.0  # of the budget: with less left no further try is begun
-WHOLE_SHARE = 0.15  # of the budget, kept for the comparison as a whole: at most `BLOCKS_S`
-SCREENING_SHARE, SCREENING_S = 0.3, 60.0  # of what is left, and at most, for a look at every other knob
-FULL_RUN_SHARE = 0.3  # of what is left, for one run in full
+LONGER = 2  # times as long for the second time, where the first blocks lie too far apart
+LEAST_S = 5.0  # of the budget: with less no further try begins
+WHOLE_SHARE = 0.15  # of the budget, reserved for the comparison as a whole: at most `BLOCKS_S`
+SCREENING_SHARE, SCREENING_S = 0.3, 60.0  # of the rest, and at most, for short blocks of every other knob
+FULL_RUN_SHARE = 0.3  # of the rest, for one run in full
 
 MakeRunner = Callable[[Code, Plan, Listener, Sequence[tuple[Arm, FullRun]]], Runner]
 
@@ -178,8 +178,8 @@ class Climber:
 
     def _screened(self, state: ClimbState, predict: Predict) -> list[Candidate]:
         """Where no finding proposes anything: what short blocks of every other knob show, the fastest first."""
-        tried = [trial.settings for trial in self._trials]
-        waiting = [candidate for candidate in self._promising if candidate.settings not in tried]
+        earlier = [trial.settings for trial in self._trials]
+        waiting = [candidate for candidate in self._promising if candidate.settings not in earlier]
         rest_s = self._blocks_rest_s()
         if waiting or self._base in self._screenings or rest_s < LEAST_S or self._over():
             return waiting
@@ -252,7 +252,7 @@ class Climber:
     def _in_turn(self, arm: Arm) -> Comparison | None:
         """In blocks; where they lie too far apart to tell a gain that there may be, anew in more of them.
 
-        Only the second look counts then: one that went on until it finds something would find it by chance.
+        Only the second time counts then: blocks that went on until they find something would find it by chance.
         """
         result: Comparison | None = None
         for blocks_s in (BLOCKS_S, LONGER * BLOCKS_S):

@@ -207,7 +207,7 @@ def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list
             continue
         back = (name, *(n for n in state.base if n in KNOBS and name in KNOBS[n].needs))
         settings: dict[str, Plain] = {n: KNOBS[n].value_in(state.observation) for n in back}
-        if not _was_tried_here(settings, state):
+        if not _is_repeat(settings, state):
             prediction = predict(Arm({name: before}).texts)
             ways.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, state), back))
     return ways
@@ -221,7 +221,7 @@ def together(state: ClimbState, predict: Predict) -> list[Candidate]:
         free = not set(settings) & {*state.base, *state.without}
         if ratio < 1 - LEAST_EFFECT and free and not _refusal({**hopeful, **settings}, state):
             hopeful |= settings
-    if not hopeful or _was_tried_here(hopeful, state):
+    if not hopeful or _is_repeat(hopeful, state):
         return []
     return [Candidate(hopeful, None, predict(Arm(hopeful).texts), 0.0)]
 
@@ -253,14 +253,14 @@ def _is_set(name: str, value: Plain, state: ClimbState) -> bool:
     return type(now) is type(value) and now == value
 
 
-def _was_tried_here(settings: Mapping[str, Plain], state: ClimbState) -> bool:
+def _is_repeat(settings: Mapping[str, Plain], state: ClimbState) -> bool:
     return any(trial.settings == settings and dict(trial.base) == dict(state.base) for trial in state.trials)
 
 
 def _worth_another_try(new: Mapping[str, Plain], state: ClimbState, *, is_own: bool) -> bool:
     """It was not tried yet; or it brought nothing, the base has changed since and a finding proposes it again."""
     before = [trial for trial in state.trials if trial.settings == new]
-    again = is_own and not _was_tried_here(new, state) and all(trial.outcome in _AGAIN for trial in before)
+    again = is_own and not _is_repeat(new, state) and all(trial.outcome in _AGAIN for trial in before)
     return not before or again
 
 
@@ -300,7 +300,7 @@ def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-WORTH_HAVING = 0.1  # of the time: a gain that may be so large is looked for a second time
+WORTH_HAVING = 0.1  # of the time: a gain that may be so large is measured a second time
 KEEPING = ("same", "within the band")
 
 

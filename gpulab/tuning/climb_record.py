@@ -62,7 +62,7 @@ class Attempt(Struct, frozen=True):
 
     number: int
     settings: Mapping[str, str]
-    finding: Finding | None  # None: none names it, earlier blocks of it looked faster
+    finding: Finding | None  # None: no finding proposes it, earlier blocks of it looked faster
     prediction: Prediction | None
     outcome: Outcome
     words: str
@@ -84,16 +84,16 @@ class Attempt(Struct, frozen=True):
 class Climb(Struct, frozen=True):
     """The whole climb.
 
-    `written` is the baseline, None where that did not run. `whole` compares it with all kept settings, in turn;
-    None where nothing was kept or the climb was ended before. `left` is the diagnosis at the end.
+    `baseline` is None where that did not run. `whole` compares it with all settings that were kept, in blocks in turn;
+    None where none was or the climb ended before. `diagnosis` is that of the cell at the end.
     """
 
-    written: Side | None
+    baseline: Side | None
     rungs: tuple[Attempt, ...]
     ended: Ending
     seconds: float
     whole: Comparison | None = None
-    left: Diagnosis | None = None
+    diagnosis: Diagnosis | None = None
     skips: tuple[Skip, ...] = ()
     bounds: Bounds = field(default_factory=Bounds)
 
@@ -113,4 +113,4 @@ class Climb(Struct, frozen=True):
     def top(self) -> Side | None:
         """The cell with all that was kept: the last kept attempt's, else the baseline."""
         tops = [rung.comparison.b for rung in self.rungs if rung.kept and rung.comparison is not None]
-        return tops[-1] if tops else self.written
+        return tops[-1] if tops else self.baseline

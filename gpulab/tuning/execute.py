@@ -35,9 +35,9 @@ from gpulab.store.folders import Store, WriteTrace
 from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.cell_code import silence, users_code
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm, Progress, Size, counted_rows
+from gpulab.tuning.plan import Arm, Progress, Size, block_rows
 from gpulab.tuning.record import Block
-from gpulab.tuning.resolve import AS_WRITTEN, Objects, ResolvedArm, observation_of, remember, resolve
+from gpulab.tuning.resolve import NO_SETTINGS, Objects, ResolvedArm, observation_of, remember, resolve
 
 FULL_RUN_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
 PREPARATION_LIMIT_S = 120.0  # as long as no step is complete
@@ -55,7 +55,7 @@ class Execution:
     def __init__(
         self,
         code: Code,
-        arm: ResolvedArm = AS_WRITTEN,
+        arm: ResolvedArm = NO_SETTINGS,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         literals = code.variables.literals if arm.variables else {}  # slow: looks at all that the code uses
@@ -115,9 +115,9 @@ def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
     """Of code with these settings, as `--set` has them. Raises UsageError for one that it certainly cannot have."""
     names = code.variables
     arm = Arm(parse_settings(settings or (), names.has, names.names))
-    resolved = resolve(arm, code, Objects(code, observation_of(code))) if arm.settings else AS_WRITTEN
-    if resolved.refused:
-        raise UsageError(f"{resolved.refused}.")
+    resolved = resolve(arm, code, Objects(code, observation_of(code))) if arm.settings else NO_SETTINGS
+    if resolved.refusal:
+        raise UsageError(f"{resolved.refusal}.")
     return Execution(code, resolved)
 
 
@@ -270,7 +270,7 @@ def run_block(execution: Execution, size: Size, stopper: Stopper, *, on_gpu: boo
         return error
     if block.fault is not None:
         return GpulabError(f"gpulab failed while measuring a block: {block.fault}")
-    rows = counted_rows(block.steps, size)
+    rows = block_rows(block.steps, size)
     samples = block.steps.sample_count[rows]
     return Block(
         arm=0,

@@ -157,19 +157,19 @@ class Differential(Runner):
 
     @property
     def _fed(self) -> bool:
-        written = self._baseline_run
-        return (
-            written is not None and bool(written.run.steps.batch_count.any()) and written.observation.loader is not None
-        )
+        full_run = self._baseline_run
+        if full_run is None or full_run.observation.loader is None:
+            return False
+        return bool(full_run.run.steps.batch_count.any())
 
     def _run_blocks(self) -> None:
-        written = self._baseline_run
-        if not self._fed or written is None:
+        full_run = self._baseline_run
+        if not self._fed or full_run is None:
             return
-        size = schedule.block_size([written.run], self._plan.block_steps)
+        size = schedule.block_size([full_run.run], self._plan.block_steps)
         for prepare in (self._prepare_ideal, self._prepare_cold):
             if not self._ended:
-                prepare(written.run, size)
+                prepare(full_run.run, size)
         if not self._ended:
             super()._run_blocks()
 

@@ -112,12 +112,12 @@ class Plan(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """Where an experiment stands. `seconds_left` is None while it cannot be told yet."""
+    """Where an experiment stands. `rest_s` is None while it is not known yet."""
 
     what: str  # "baseline: step 12 of 40", "workers=2", "block 7 of 40: workers=2"
     done: float
     total: int
-    seconds_left: float | None
+    rest_s: float | None
     in_blocks: bool = False  # the runs with their trace come before the blocks
     elapsed_s: float | None = None  # since the experiment began
     about_s: float | None = None  # what it takes in all
@@ -129,11 +129,11 @@ Listener = Callable[[Progress], None]
 
 
 WARMUP = 3  # steps; definitions.md, "Honest comparison" 1: and with workers those fed from the buffer
-COUNTED = (5, 10)  # steps; definitions.md, "Honest comparison" 3
+STEPS = (5, 10)  # that count in a block; definitions.md, "Honest comparison" 3
 LEAST_BLOCK_S = 0.2  # a block of very short steps gets more of them, or one hiccup is most of it
 MOST_STEPS = 200
 PAIRS = (10, 30)
-SHORTEST_FULL_RUN, FULL_RUN = 13, 40  # steps: enough for a profiled window, and as many as are wanted
+SHORTEST_FULL_RUN, FULL_RUN = 13, 40  # steps: enough for a profiled window, and the usual number
 STARTING_S = 2.0  # of a full run, beside its steps: the meters, the profiler, reading the trace
 RESTORING_S = 0.02  # before a block
 SCREENING_TURNS, SCREENED = 2, 3  # turns until the slower half drops out; how many stay to the end
@@ -141,20 +141,20 @@ FEWEST_TURNS = 4  # where no budget ends it sooner; definitions.md, "Honest comp
 
 
 class Size(Struct, frozen=True):
-    """Of a block, in steps: those dropped at its start, those that count."""
+    """Of a block, in steps: those dropped at its start, then those that count."""
 
     warmup: int
-    counted: int
+    steps: int
 
     @property
     def total(self) -> int:
-        return self.warmup + self.counted
+        return self.warmup + self.steps
 
 
 def block_size(
-    runs: Sequence[Run], counted: int | None = None, rounds: Sequence[int] = (), loaders: Sequence[Loader] = ()
+    runs: Sequence[Run], steps: int | None = None, rounds: Sequence[int] = (), loaders: Sequence[Loader] = ()
 ) -> Size:
-    """The size that suits all arms, given one run of each, or the loader of one that did not run. `counted`: asked for.
+    """The size that suits all arms, by a run of each, or the loader of one that did not run; `steps` of them count.
 
     `rounds` are numbers of steps after which something recurs (accumulation): a block counts whole ones.
 
@@ -167,25 +167,24 @@ def block_size(
     workers = [loader.num_workers for loader in loaders if loader.num_workers]
     buffered = max(map(_buffered, loaders), default=0)
     warmup = max(WARMUP, buffered)
-    if counted is None:
-        counted = _counted(longest_s)
-        counted = _rounded_up(counted, math.lcm(*workers, *rounds))
+    if steps is None:
+        steps = _rounded_up(_least_steps(longest_s), math.lcm(*workers, *rounds))
     warmup = _rounded_up(warmup, math.lcm(*rounds))
-    available = min((len(run.steps) for run in runs if run.outcome == "completed"), default=warmup + counted)
-    if warmup + counted > available:
+    available = min((len(run.steps) for run in runs if run.outcome == "completed"), default=warmup + steps)
+    if warmup + steps > available:
         warmup = 0 if buffered > available // 2 else min(warmup, available // 2)
-        counted = max(1, available - warmup)
-    return Size(warmup, counted)
+        steps = max(1, available - warmup)
+    return Size(warmup, steps)
 
 
 def _rounded_up(count: int, whole: int) -> int:
     return math.ceil(count / whole) * whole
 
 
-def pairs_within(budget_s: float, turn_s: float, asked: int | None = None) -> int:
-    """How many turns are wanted: as many as fit, at least four; or as many as were asked for."""
-    if asked is not None:
-        return asked
+def pairs_within(budget_s: float, turn_s: float, pairs: int | None = None) -> int:
+    """How many turns there are to be: these pairs, else as many as fit, at least four."""
+    if pairs is not None:
+        return pairs
     return max(FEWEST_TURNS, min(PAIRS[1], int(budget_s / max(turn_s, 1e-6))))
 
 
@@ -200,7 +199,7 @@ def expected(one_s: float, arms: int, pairs: int | None = None) -> tuple[float, 
 
     `one_s` is the step of an earlier run, `arms` their number beside the baseline; their steps take about the same.
     """
-    turn = (arms + 2) * ((WARMUP + _counted(one_s)) * one_s + RESTORING_S)
+    turn = (arms + 2) * ((WARMUP + _least_steps(one_s)) * one_s + RESTORING_S)
     shortest, full = (STARTING_S + steps * one_s for steps in (SHORTEST_FULL_RUN, FULL_RUN))
     turns = (FEWEST_TURNS, PAIRS[1]) if pairs is None else (pairs, pairs)
     return ((arms + 1) * shortest + turns[0] * turn, (arms + 1) * full + turns[1] * turn)
@@ -213,17 +212,17 @@ def turn_order(arm_count: int, random_order: random.Random, *, early: bool = Fal
     return [*order, 0] if early else order
 
 
-def counted_rows(steps: Steps, size: Size) -> np.ndarray:
+def block_rows(steps: Steps, size: Size) -> np.ndarray:
     """Rows of a block's steps that count: after its warm-up, whole, and nothing compiled in them."""
     flags = steps.flags
     fit = ((flags & StepFlag.PARTIAL) == 0) & ((flags & StepFlag.COMPILE) == 0)
     rows = np.flatnonzero(fit)
-    return rows[rows >= size.warmup][: size.counted]
+    return rows[rows >= size.warmup][: size.steps]
 
 
-def _counted(one_s: float) -> int:
-    counted = COUNTED[1] if one_s < 0.2 else COUNTED[0]
-    return max(counted, min(MOST_STEPS, math.ceil(LEAST_BLOCK_S / one_s)))
+def _least_steps(one_s: float) -> int:
+    least = STEPS[1] if one_s < 0.2 else STEPS[0]
+    return max(least, min(MOST_STEPS, math.ceil(LEAST_BLOCK_S / one_s)))
 
 
 def step_s(run: Run) -> float:
@@ -241,7 +240,7 @@ def _buffered(loader: Loader) -> int:
 
 Clock = Callable[[], float]  # seconds, never backwards
 
-MOST_TIMES = 5  # times the default: longer than this nobody waits who has not asked for it
+MOST_TIMES = 5  # times the default: longer than this gpulab makes nobody wait
 FULL_RUNS_SHARE = 0.5  # of the budget, where blocks follow
 LEAST_FULL_RUN_S = 1.0
 ENDING_S, ENDING_SHARE = 2.0, 0.1  # at most
@@ -256,12 +255,12 @@ def default_budget_s(plan: Plan) -> float:
 
 
 class Budget:
-    """Counts from when it is made. One that was asked for is kept; without one gpulab takes what the least needs."""
+    """Counts from when it is made. One that the user names is fixed; else it grows to what the least needs."""
 
     def __init__(self, plan: Plan, clock: Clock = time.monotonic) -> None:
-        self.asked = plan.budget_s is not None
+        self.is_fixed = plan.budget_s is not None
         self.limit_s = plan.budget_s if plan.budget_s is not None else default_budget_s(plan)
-        self._most_s = self.limit_s if self.asked else MOST_TIMES * self.limit_s
+        self._most_s = self.limit_s if self.is_fixed else MOST_TIMES * self.limit_s
         self._full_runs_s = self.limit_s * (FULL_RUNS_SHARE if plan.interleaved else 1.0)
         self._pairs = plan.pairs
         self.needed_s: float | None = None  # in all, at least
@@ -274,22 +273,22 @@ class Budget:
         return self._clock() - self._began_s
 
     @property
-    def left_s(self) -> float:
-        """For measuring: what the result then takes, to be worked out and shown, is kept."""
+    def rest_s(self) -> float:
+        """For measuring: the end of the budget is reserved for computing and showing the result."""
         return self.limit_s - min(ENDING_S, ENDING_SHARE * self.limit_s) - self.elapsed_s
 
     @property
     def over(self) -> bool:
-        return self.left_s <= 0
+        return self.rest_s <= 0
 
-    def full_run_s(self, runs_left: int) -> float:
-        """How long the next of so many full runs may take."""
-        return max(LEAST_FULL_RUN_S, (self._full_runs_s - self.elapsed_s) / max(1, runs_left))
+    def full_run_s(self, runs: int) -> float:
+        """How long each of so many full runs that are still to come may take."""
+        return max(LEAST_FULL_RUN_S, (self._full_runs_s - self.elapsed_s) / max(1, runs))
 
     def expect(self, needed_s: float) -> None:
-        """Make room for what the least takes in all, where no budget was asked for."""
+        """Make room for what the least takes in all, where the user names no budget."""
         self.needed_s = needed_s
-        if not self.asked:
+        if not self.is_fixed:
             self.limit_s = min(self._most_s, max(self.limit_s, needed_s + ENDING_S))
 
     @property
@@ -300,7 +299,7 @@ class Budget:
         return f"The budget of {self.words} is short: the minimum takes about {while_s(self.needed_s)}."
 
     def timed(self, progress: Progress) -> Progress:
-        """With what is known of the time; blocks end as soon as they decide it, unless their number was asked for."""
+        """With what is known of the time; blocks end as soon as they decide it, unless the user names their number."""
         return replace(
             progress,
             elapsed_s=self.elapsed_s,

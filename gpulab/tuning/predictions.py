@@ -50,7 +50,7 @@ class ArmPredictions(Struct):
 
     def measure_sizes(self, arms: Iterable[ResolvedArm], run_size: Callable[[Setting, int], Block | None]) -> None:
         """Short runs at two other batch sizes and the present one, where an arm has another one."""
-        batches = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.is_current]
+        batches = [d for arm in arms for d in arm.names if names_batch(d) and not d.refusal and not d.is_current]
         targets = [d.value for d in batches if isinstance(d.value, int) and d.value > 0]
         if not targets or self.sizes:
             return

@@ -89,7 +89,7 @@ class LossComparison(Struct, frozen=True):
 
     @property
     def moved(self) -> bool:
-        """Whether a reader has to look at them before they keep the setting."""
+        """Whether a reader has to check them before they keep the setting."""
         return self.verdict not in ("same", "within the band", "not measurable")
 
 
@@ -173,7 +173,7 @@ class Comparison(Speed, frozen=True, kw_only=True):
     b: Side
     evidence: Evidence
     parts: tuple[PartChange, ...] = ()
-    parts_left_out: str = ""  # why there are none, though both sides have an accounting
+    no_parts_reason: str = ""  # why there are none, though both sides have an accounting
     loss: LossComparison | None = None
     differences: tuple[str, ...] = ()  # of machine, versions, code, state: shown at the top
     notes: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ class Setting(Struct, frozen=True):
     value: Plain
     knob: Knob | None  # None: a variable
     current: Plain | None = None
-    refused: str = ""
+    refusal: str = ""  # why it cannot be set
     used: bool = False  # of a variable: the code has something that could read it
 
     @property
@@ -64,24 +64,24 @@ class ResolvedArm(Struct, frozen=True):
 
     @property
     def knobs(self) -> dict[Knob, Value]:
-        return {d.knob: d.knob_value for d in self.names if d.knob is not None and not d.refused}
+        return {d.knob: d.knob_value for d in self.names if d.knob is not None and not d.refusal}
 
     @property
     def variables(self) -> dict[str, Plain]:
-        return {d.name: d.value for d in self.names if d.knob is None and not d.refused}
+        return {d.name: d.value for d in self.names if d.knob is None and not d.refusal}
 
     @property
     def texts(self) -> dict[str, str]:
         return {d.name: d.text for d in self.names}
 
     @property
-    def refused(self) -> str:
-        return "; ".join(f"{d.name}={d.text}: {d.refused}" for d in self.names if d.refused)
+    def refusal(self) -> str:
+        return "; ".join(f"{d.name}={d.text}: {d.refusal}" for d in self.names if d.refusal)
 
     @property
     def failure(self) -> str:
         """The same beside the arm's label: the only setting of an arm is not named once more."""
-        return self.names[0].refused if len(self.names) == 1 else self.refused
+        return self.names[0].refusal if len(self.names) == 1 else self.refusal
 
     def unchanged(self, base: Mapping[str, Plain] | None = None) -> str:
         """Why there is nothing to compare; empty where a setting differs. `base`: what the other side is set to."""
@@ -106,7 +106,7 @@ class ResolvedArm(Struct, frozen=True):
 
     def edit(self, code: Code, checks: Iterable[Change]) -> Edit | None:
         """What makes it permanent; None where it cannot be set or changed nothing."""
-        if self.refused or self.observation is None:
+        if self.refusal or self.observation is None:
             return None
         lasting = [
             variables.code_edit(d.name, d.value) if d.knob is None else d.knob.code_edit(self.observation, d.knob_value)
@@ -125,15 +125,15 @@ class ResolvedArm(Struct, frozen=True):
         for knob in self.knobs:
             bare = knob.without(bare)
         imagined = with_settings(bare, {knob.name: value for knob, value in self.knobs.items()})
-        written = self.observation or bare
-        return tuple(_judged(_change(d, written, effects, run), d, bare, imagined) for d in self.names)
+        before = self.observation or bare
+        return tuple(_with_evidence(_change(d, before, effects, run), d, bare, imagined) for d in self.names)
 
     def _changed(self, checks: Iterable[Change]) -> list[Setting]:
         idle = {c.name for c in checks if c.state == "no effect"}
         return [d for d in self.names if d.name not in idle and not d.is_current]
 
 
-AS_WRITTEN = ResolvedArm()
+NO_SETTINGS = ResolvedArm()
 
 
 def check(code: Code, plan: Plan) -> None:
@@ -163,8 +163,8 @@ def check_arms(arms: Sequence[Arm], code: Code) -> list[ResolvedArm]:
     """
     objects = Objects(code)
     resolved = [resolve(arm, code, objects) for arm in arms]
-    if resolved and all(arm.refused for arm in resolved):
-        raise UsageError(f"{resolved[0].refused}.")
+    if resolved and all(arm.refusal for arm in resolved):
+        raise UsageError(f"{resolved[0].refusal}.")
     return resolved
 
 
@@ -178,46 +178,46 @@ def resolve(arm: Arm, code: Code, evidence: Observation | Objects) -> ResolvedAr
     own = code.variables
     observation = evidence.observation if isinstance(evidence, Objects) else evidence
     settings = []
-    for name, given in arm.settings.items():
-        knob = _knob_of(name, given, observation, own)
+    for name, value in arm.settings.items():
+        knob = _knob_of(name, value, observation, own)
         try:
             if knob is None:
-                settings.append(Setting(name, own.value(name, given), None, own.present(name), used=name in own.used))
+                settings.append(Setting(name, own.value(name, value), None, own.present(name), used=name in own.used))
             else:
-                settings.append(Setting(name, knob.parse(given), knob))
+                settings.append(Setting(name, knob.parse(value), knob))
         except UsageError as e:
             if isinstance(evidence, Objects):
                 raise
-            settings.append(Setting(name, given, knob, refused=str(e)))
-    together = {d.name: d.knob_value for d in settings if d.knob is not None and not d.refused}
+            settings.append(Setting(name, value, knob, refusal=str(e)))
+    together = {d.name: d.knob_value for d in settings if d.knob is not None and not d.refusal}
     imagined = with_settings(evidence, together) if isinstance(evidence, Observation) else None
 
-    def judged(setting: Setting) -> Setting:
+    def checked(setting: Setting) -> Setting:
         knob, value = setting.knob, together.get(setting.name)
         if knob is None or value is None:
             return setting
         if isinstance(evidence, Objects):
             why = "" if setting.name in own.names else evidence.refuses(knob, value, together)
-            return replace(setting, current=evidence.value_of(knob), refused=why)
+            return replace(setting, current=evidence.value_of(knob), refusal=why)
         assert imagined is not None
-        return replace(setting, current=knob.value_in(evidence), refused=knob.refuses(imagined, value) or "")
+        return replace(setting, current=knob.value_in(evidence), refusal=knob.refuses(imagined, value) or "")
 
-    return ResolvedArm(tuple(map(judged, settings)), observation, isinstance(evidence, Observation))
+    return ResolvedArm(tuple(map(checked, settings)), observation, isinstance(evidence, Observation))
 
 
-def _knob_of(name: str, given: Plain, observation: Observation | None, own: Variables) -> Knob | None:
+def _knob_of(name: str, value: Plain, observation: Observation | None, own: Variables) -> Knob | None:
     """By the catalogue's rule where there is an observation; else a literal of the code is meant before a knob."""
     knob = catalogue.KNOBS.get(name)
     if observation is not None or knob is None:
         return catalogue.decide(name, observation or Observation(Device("cpu", "")), own.has)
-    if name in own.literals and _fits(own.value, name, given):
+    if name in own.literals and _fits(own.value, name, value):
         return None
-    return knob if _fits(knob.parse, given) else None  # a variable may have a knob's name
+    return knob if _fits(knob.parse, value) else None  # a variable may have a knob's name
 
 
-def _fits(read: Callable[..., object], *given: object) -> bool:
+def _fits(read: Callable[..., object], *value: object) -> bool:
     try:
-        read(*given)
+        read(*value)
     except UsageError:
         return False
     return True
@@ -312,9 +312,9 @@ def _change(setting: Setting, observation: Observation | None, by_name: Mapping[
         found="" if setting.current is None else show(setting.current),
         kind=setting.kind,
         state="no effect",
-        evidence=setting.refused,
+        evidence=setting.refusal,
     )
-    if setting.refused:
+    if setting.refusal:
         return change
     effects = by_name[setting.name]
     if knob is None:
@@ -324,15 +324,15 @@ def _change(setting: Setting, observation: Observation | None, by_name: Mapping[
     try:
         result = knob.verify(observation, setting.knob_value, effects, run)
     except Exception as e:  # a fault of ours must not cost the run its report
-        return replace(change, state="cannot tell", evidence=f"gpulab failed to look ({type(e).__name__}: {e})")
+        return replace(change, state="cannot tell", evidence=f"gpulab failed to check it ({type(e).__name__}: {e})")
     more = (words for words in (*effects.refused, *effects.notes) if words not in result.evidence)
     return replace(change, state=result.state, evidence="; ".join(dict.fromkeys([result.evidence, *more])))
 
 
-def _judged(change: Change, setting: Setting, bare: Observation, imagined: Observation) -> Change:
+def _with_evidence(change: Change, setting: Setting, bare: Observation, imagined: Observation) -> Change:
     """With what speaks against it, and with what the code had: loaders show it, and a switch that acted was not so."""
     knob = setting.knob
-    if knob is None or setting.refused:
+    if knob is None or setting.refusal:
         return change
     value, acted = setting.knob_value, change.state == "took effect"
     if not change.found and knob.kind == "DataLoader option":
@@ -350,17 +350,17 @@ def _judged(change: Change, setting: Setting, bare: Observation, imagined: Obser
 
 # -- what code was observed to use -------------------------------------------------------------------------------------
 
-OBSERVATIONS_KEPT = 50
+MOST_OBSERVATIONS = 50
 
 
-class _Remembered(Struct, frozen=True):
+class _Memory(Struct, frozen=True):
     """What code was observed to use as written, and whether each name that it reads is still what it was then."""
 
     observation: Observation
     same: Mapping[str, Callable[[object], bool]]
 
 
-_observations: dict[str, _Remembered] = {}  # of cells that ran as written in this process, by their text
+_observations: dict[str, _Memory] = {}  # of cells that ran as written in this process, by their text
 
 
 def remember(code: Code, observation: Observation) -> None:
@@ -368,8 +368,8 @@ def remember(code: Code, observation: Observation) -> None:
     names = code.namespace
     same = {name: _sameness(names[name]) for name in code.variables.read if name in names}
     _observations.pop(code.text, None)
-    _observations[code.text] = _Remembered(observation, same)
-    for old in list(_observations)[:-OBSERVATIONS_KEPT]:
+    _observations[code.text] = _Memory(observation, same)
+    for old in list(_observations)[:-MOST_OBSERVATIONS]:
         del _observations[old]
 
 

@@ -25,7 +25,7 @@ from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import plan as schedule
 from gpulab.tuning.agreement import Agreement, error_of_all
-from gpulab.tuning.arms import ArmState, are_decided, failure_of, faster_half, no_effect
+from gpulab.tuning.arms import ArmState, carry_verdicts, failure_of, faster_half, no_effect
 from gpulab.tuning.cell_code import on_interrupt
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks
@@ -361,7 +361,7 @@ class Runner:
         began_s, turn_s = budget.elapsed_s, schedule.turn_s(runs, size)
         least, early = plan.pairs or schedule.FEWEST_TURNS, ""
         turn, turns = 0, self._make_room(began_s, turn_s, least)
-        while turn < turns and not self._ended and ranks.of_first(turn < least or turn_s <= budget.left_s):
+        while turn < turns and not self._ended and ranks.of_first(turn < least or turn_s <= budget.rest_s):
             order = [able[i] for i in schedule.turn_order(len(able), self._random, early=plan.early and not turn)]
             self._turn(order, size, turn, turns, began_s, on_gpu)
             turn += 1
@@ -378,7 +378,7 @@ class Runner:
             turn_s = (budget.elapsed_s - began_s) / turn
             turns = self._make_room(began_s, turn_s, least)
             long_enough = plan.pairs is None and not plan.screening and turn * turn_s >= LEAST_BLOCKS_S
-            if ranks.of_first(long_enough and are_decided([arms[i] for i in able])):
+            if ranks.of_first(long_enough and carry_verdicts([arms[i] for i in able])):
                 early = " The blocks ended as soon as they decided it."
                 break
         blocks, full = (duration(s * 1e6) for s in (budget.elapsed_s - began_s, began_s))
@@ -392,13 +392,13 @@ class Runner:
         waiting = [arm for arm in arms if self._plan.early and arm.full_run is None]
         loaders = [loader for arm in waiting if baseline is not None and (loader := arm.loader(baseline)) is not None]
         size = schedule.block_size(runs, self._plan.block_steps, rounds, loaders)
-        return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted])), runs
+        return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.steps])), runs
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
         """How many turns there may be; the budget that gpulab chose grows with the least of them."""
         budget = self._budget
         budget.expect(began_s + least * turn_s)
-        room_s = budget.left_s + budget.elapsed_s - began_s
+        room_s = budget.rest_s + budget.elapsed_s - began_s
         turns = self._ranks.of_first(schedule.pairs_within(room_s, turn_s, self._plan.pairs))
         budget.expected_s = began_s + turns * turn_s
         return turns
@@ -413,13 +413,13 @@ class Runner:
             if arm.failure:
                 continue
             spent_s = budget.elapsed_s - began_s
-            rest_s = min(spent_s / ran * (total - ran), max(0.0, budget.left_s)) if ran else None
+            rest_s = min(spent_s / ran * (total - ran), max(0.0, budget.rest_s)) if ran else None
             of_all = f" of {total}" if self._plan.pairs is not None else ""
             self._tell(Progress(f"block {ran + 1}{of_all}: {arm.arm.label}", ran, total, rest_s, in_blocks=True))
             if not self._all_restore():
                 break
             block = self._run_block(arm, size, on_gpu=on_gpu)
-            is_cut = block is None or block.step_count < size.counted
+            is_cut = block is None or block.step_count < size.steps
             if any(self._ranks.of_all(self._halted or (budget.over and is_cut))):
                 break
             if block is not None and block.step_count:

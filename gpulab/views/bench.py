@@ -68,7 +68,7 @@ def is_in(bench: Bench, row: Row) -> bool:
 
 def ordered(bench: Bench) -> tuple[Row, ...]:
     """The baseline first, then pinned ones, then the others as they came."""
-    return tuple(sorted(bench.shown, key=lambda row: (bool(row.settings), not row.pinned)))
+    return tuple(sorted(bench.table, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
 def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
@@ -118,7 +118,7 @@ def drawn_rows(
         "do": "",
     }
     lacks = {
-        "shares": not any(row.shares or row.shares_left_out for row in rows),
+        "shares": not any(row.shares or row.no_shares_reason for row in rows),
         "memory": not alive and not any(row.memory_bytes for row in rows),
         "loss": not any(row.loss for row in rows),
         "device": all(row.utilization is None for row in rows),

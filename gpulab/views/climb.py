@@ -95,10 +95,10 @@ def climb_document(climb: Climb) -> dict[str, object]:
         **picked(climb, "ended", "seconds", "kept"),
         "edit": edit.code if edit is not None else None,
         "edit_is_diff": edit is not None and climb.top is not None and climb.top.edit_is_diff,
-        "written": _side(climb.written),
+        "written": _side(climb.baseline),
         "rungs": [_rung(rung) for rung in climb.rungs],
         "whole": comparison_document(climb.whole) if climb.whole is not None else None,
-        "left": [_finding(f) for f in climb.left.findings] if climb.left is not None else [],
+        "left": [_finding(f) for f in climb.diagnosis.findings] if climb.diagnosis is not None else [],
         "not_tried": [{"setting": p.label, "why": p.why} for p in climb.skips],
     }
 
@@ -159,7 +159,7 @@ class Climbing(Stoppable):
 
     def show_ladder(self, climb: Climb) -> None:
         """Show the ladder so far; in a terminal a line for each new try."""
-        if not self._show or climb.written is None:
+        if not self._show or climb.baseline is None:
             return
         with suppress(Exception):  # a view that fails must not end the climb
             self._climb = climb
@@ -184,9 +184,9 @@ class Climbing(Stoppable):
 
 def picture_of(climb: Climb) -> Markup:
     """Each try as a row, as on the bench; empty before the cell as written was measured."""
-    if climb.written is None or climb.written.facts is None:
+    if climb.baseline is None or climb.baseline.facts is None:
         return Markup()
-    rows = Bench("", (with_run(Row("0"), climb.written),))
+    rows = Bench("", (with_run(Row("0"), climb.baseline),))
     for rung in climb.rungs:
         rows = rows.with_attempt(rung, str(rung.number), origin(rung))
     return bench.picture(bench.ordered(rows.with_climb(climb)))

@@ -33,7 +33,7 @@ _ENDINGS = {
 
 def opening(climb: Climb) -> str:
     """What was tried, where and how long it took: one line."""
-    return " · ".join(["climb", _tries(climb), device_of((climb.written,)), duration(climb.seconds * 1e6)])
+    return " · ".join(["climb", _tries(climb), device_of((climb.baseline,)), duration(climb.seconds * 1e6)])
 
 
 def headline(climb: Climb) -> Headline:
@@ -75,7 +75,7 @@ def _nothing_kept(climb: Climb, ending: str) -> Headline:
     left = first_left(climb)
     sentence = "No setting that gpulab tried makes this cell faster."
     if left is None:
-        first = climb.left.first if climb.left is not None else None
+        first = climb.diagnosis.first if climb.diagnosis is not None else None
         if first is not None and kind_of(first.key).role == "open question":
             sentence = "Where this cell spends its time is unknown, so there is nothing to try."
             return Headline(first.key, sentence, plain(first.summary), "unknown")
@@ -92,13 +92,13 @@ def ended_words(climb: Climb) -> str:
 
 def first_left(climb: Climb) -> Finding | None:
     """The costliest cause at the top of the ladder."""
-    findings = climb.left.findings if climb.left is not None else ()
+    findings = climb.diagnosis.findings if climb.diagnosis is not None else ()
     return next((f for f in findings if not kind_of(f.key).is_verdict), None)
 
 
 def sections(climb: Climb) -> tuple[Section, ...]:
     """Every section in reading order."""
-    if climb.written is None or climb.written.facts is None:
+    if climb.baseline is None or climb.baseline.facts is None:
         return present(kept_edit(climb))
     skips = [(plain(s.label), plain(s.why)) for s in climb.skips]
     return present(
@@ -136,12 +136,12 @@ def _known(value: float | None, text: Callable[[float], str]) -> str:
 
 def _left(climb: Climb) -> Section | None:
     """What the diagnosis says of the cell with all that was kept."""
-    if climb.left is None:
+    if climb.diagnosis is None:
         return None
-    causes = [f for f in climb.left.findings if not kind_of(f.key).is_verdict]
+    causes = [f for f in climb.diagnosis.findings if not kind_of(f.key).is_verdict]
     title = "What is left"
     if not causes:
-        return Section(title, lines=(plain(climb.left.first.summary),), wide=True)
+        return Section(title, lines=(plain(climb.diagnosis.first.summary),), wide=True)
     cells = []
     for f in causes:
         cure = " ".join(filter(None, (f.cure, f"({f.source_line})" if f.source_line else "")))
@@ -180,9 +180,9 @@ def _listed(texts: Sequence[str]) -> str:
 
 def ladder(climb: Climb) -> Section:
     """From the baseline on."""
-    assert climb.written is not None
+    assert climb.baseline is not None
     first = climb.rungs[0].comparison if climb.rungs else None
-    baseline = climb.written if first is None else first.a
+    baseline = climb.baseline if first is None else first.a
     ran = [baseline, *(rung.comparison.b for rung in climb.rungs if rung.comparison is not None)]
     per_sample = all(_us(side, per_sample=True) for side in ran if _us(side, per_sample=False))
     step = _common_loss(ran)
@@ -201,7 +201,7 @@ def ladder(climb: Climb) -> Section:
     time_title = "a sample" if per_sample else "a step"
     figures_titles = numbers(time_title, "busy", "data wait", "memory", "loss", "speedup")
     columns = (Column("setting"), *figures_titles, Column("", "wrap"))
-    return Section.table("The ladder", columns, rows, _notes(climb.written, step), wide=True)
+    return Section.table("The ladder", columns, rows, _notes(climb.baseline, step), wide=True)
 
 
 def result(rung: Attempt) -> str:

@@ -160,7 +160,7 @@ def _comparison(comparison: Comparison, price_per_hour: float | None) -> dict[st
         **_break_even(comparison),
         **picked(comparison, "differences", "notes", "restored"),
         "parts": comparison.parts,
-        "parts_left_out": comparison.parts_left_out or None,
+        "parts_left_out": comparison.no_parts_reason or None,
         "loss": _loss(comparison.loss) if comparison.loss else None,
         "a": _side(comparison.a, comparison, price_per_hour),
         "b": _side(comparison.b, comparison, price_per_hour),

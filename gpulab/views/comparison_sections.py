@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, gib, number, percent, plural, reading, speed_within
 from gpulab.tuning.bench import memory_peak_bytes, peak_bytes, rows_of
-from gpulab.tuning.compare.blocks import UNPROFILED, judged_by
+from gpulab.tuning.compare.blocks import UNPROFILED, kind_of_steps
 from gpulab.tuning.compare.cost import SetupCost, cost_of, fastest, spending
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us
 from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP
@@ -177,7 +177,7 @@ def _figures(side: Side, comparison: Comparison, price_per_hour: float | None) -
 
 
 def _judged(comparison: Comparison) -> str:
-    return UNPROFILED if comparison.evidence == "interleaved" else judged_by(comparison.a.facts, comparison.b.facts)
+    return UNPROFILED if comparison.evidence == "interleaved" else kind_of_steps(comparison.a.facts, comparison.b.facts)
 
 
 def unprofiled_us(side: Side, comparison: Comparison) -> float | None:
@@ -210,8 +210,8 @@ def _origin(comparison: Comparison) -> str:
 
 def _parts(comparison: Comparison) -> Section:
     title = "Breakdown per sample" if comparison.unit == "sample" else "Step breakdown"
-    if comparison.parts_left_out or not comparison.parts:
-        left_out = f"Left out: {comparison.parts_left_out}." if comparison.parts_left_out else ""
+    if comparison.no_parts_reason or not comparison.parts:
+        left_out = f"Left out: {comparison.no_parts_reason}." if comparison.no_parts_reason else ""
         return Section(title, lines=(left_out or "Not measurable: one side has no traced steps.",), wide=True)
     per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
     both = {part: both_us(part, per_sample=per_sample) for part in comparison.parts}

@@ -221,7 +221,7 @@ def words(progress: Progress, figures: str = "") -> str:
     With figures the time and they come first: a narrow terminal cuts off what runs.
     """
     if progress.elapsed_s is None:
-        left = "" if progress.seconds_left is None else f", about {while_s(max(1.0, progress.seconds_left))} left"
+        left = "" if progress.rest_s is None else f", about {while_s(max(1.0, progress.rest_s))} left"
         return f"{progress.what} ({progress.done:g} of {progress.total} done{left})"
     time_of_all = f"{while_s(progress.elapsed_s)}{rest_of(progress)}"
     return " · ".join([time_of_all, figures, progress.what] if figures else [progress.what, time_of_all])

@@ -74,7 +74,7 @@ def drawn(
     """What is drawn of both on one axis each, their operators and `figures`: abreast where there is room."""
     per_sample = speed is not None and speed.unit == "sample" and all(row.samples_per_step for row in (a, b))
     operators = None
-    if of_a is not None and of_b is not None and not (a.shares_left_out or b.shares_left_out):
+    if of_a is not None and of_b is not None and not (a.no_shares_reason or b.no_shares_reason):
         operators = _operators((a, of_a), (b, of_b), per_sample=per_sample)
     shown = charts(a, b, of_a, of_b)
     picture: Markup = macros("side_by_side.html").drawn(
@@ -109,7 +109,7 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> dict[str, object]:
         "title": f"Time per {'sample' if per_sample else 'step'}{blocks}{split}",
         "bars": [(name, duration(us), segments(shares, us, longest_us)) for name, shares, us in shown],
         "key": key,
-        "without": [f"{row.title}: no breakdown: {row.shares_left_out}." for row in (a, b) if row.shares_left_out],
+        "without": [f"{row.title}: no breakdown: {row.no_shares_reason}." for row in (a, b) if row.no_shares_reason],
     }
 
 

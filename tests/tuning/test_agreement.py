@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.errors import StoreError
-from gpulab.tuning.agreement import Agreement, RanksAgreement, decoded, encoded, error_of_all, joined
+from gpulab.tuning.agreement import Agreement, RanksAgreement, decode, encode, error_of_all, joined
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import Block, Experiment, Side
 
@@ -74,13 +74,13 @@ def experiment(label: str, seconds: float = 1.0) -> Experiment:
 
 def test_an_experiment_comes_back_from_its_bytes() -> None:
     given = experiment("2")
-    back = decoded(encoded(given), lambda run: pytest.fail(f"no run {run} is kept"))
+    back = decode(encode(given), lambda run: pytest.fail(f"no run {run} is kept"))
     assert repr(back) == repr(given), "NaN included, which equals nothing"
 
 
 def test_what_is_no_experiment_is_refused() -> None:
     with pytest.raises(StoreError, match="cannot be read"):
-        decoded(b"\x00", lambda run: pytest.fail(run))
+        decode(b"\x00", lambda run: pytest.fail(run))
 
 
 def test_tasks_of_an_array_are_one_experiment() -> None:

@@ -48,7 +48,7 @@ def test_a_climb_keeps_its_budget_and_only_what_blocks_show(
     runs = ScriptedRuns(lambda label: step_s / (1 + 2 * ("=" in label))).install(monkeypatch)
     record = climbed(runs, budget_s)
     assert runs.now_s - 1000.0 <= budget_s + step_s + 2 * PROFILER_S, "a trace may end after the last step"
-    assert record.written is not None and (record.whole is None or record.whole.evidence == "interleaved")
+    assert record.baseline is not None and (record.whole is None or record.whole.evidence == "interleaved")
     for rung in record.rungs:
         if rung.comparison is not None and rung.comparison.evidence == "sequential":
             assert not rung.kept

@@ -18,10 +18,10 @@ from gpulab.formatting import duration, factor_within
 from gpulab.run import Change, Float64, Missing, Phase, Samples, Series, StepFlag, Steps
 from gpulab.tuning.compare.blocks import (
     block_steps,
+    carries_verdict,
     compare_blocks,
     compare_runs,
     compare_sequential,
-    is_decided_early,
     pair_ratios,
     same_ratios,
 )
@@ -29,8 +29,8 @@ from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.differences import compare_losses, differences
 from gpulab.tuning.compare.headline import (
     DISTURBED,
+    NO_SINGLE_PART,
     NOT_CLEAR,
-    NOT_SHOWN,
     SHORT_OF_CORES,
     because,
     comparison_headline,
@@ -155,7 +155,7 @@ def test_a_difference_that_waits_for_cores_make_is_undecided() -> None:
         of_b = (replace(x, own_fraction=None if missed is None else 1 - missed) for x in b)
         of_a = (replace(x, own_fraction=1.0) for x in a)
         sides = Side("baseline", {}, None, tuple(of_a)), Side("b", {"b": "1"}, None, tuple(of_b))
-        assert is_decided_early(*sides, precise=False) is (missed != 0.4)
+        assert carries_verdict(*sides, precise=False) is (missed != 0.4)
         return compare_blocks(*sides)
 
     assert [told(missed).verdict for missed in (None, 0.0, 0.1, 0.4)] == ["slower", "slower", "slower", "undecided"]
@@ -322,10 +322,10 @@ def test_profiled_runs_that_differ_otherwise_explain_nothing() -> None:
     contended = made.as_written(facts=made.facts_with(750.0, {"compute": 0.9}, seed=1))
     brief = made.faster(facts=made.facts_with(3.0, {"compute": 0.9}, seed=2), blocks=made.blocks(1, 30.0))
     found = made.a_comparison(brief, contended)
-    assert found.verdict == "faster" and not found.parts and "baseline took 750 ms" in found.parts_left_out
+    assert found.verdict == "faster" and not found.parts and "baseline took 750 ms" in found.no_parts_reason
     trace = replace(made.faster().facts, breakdown=brief.facts.breakdown)  # type: ignore[type-var,union-attr]
     found = made.a_comparison(made.faster(facts=trace))
-    assert not found.parts and "38.1 ms and 3.01 ms" in found.parts_left_out, "its profiled steps alone differ"
+    assert not found.parts and "38.1 ms and 3.01 ms" in found.no_parts_reason, "its profiled steps alone differ"
     assert because(found) == "" and "shrank" not in comparison_headline(found).sentence
 
 
@@ -354,7 +354,7 @@ def test_a_part_that_covers_little_is_not_the_cause() -> None:
     assert because(found).startswith(" Waiting for the DataLoader shrank")
     hidden = [replace(p, grew=None) for p in found.parts if p.name != "optimizer"]
     part = PartChange("optimizer", "optimizer", 2000.0, 1500.0, grew=False)
-    assert because(replace(found, parts=(part,))) == NOT_SHOWN
+    assert because(replace(found, parts=(part,))) == NO_SINGLE_PART
     assert because(replace(found, parts=(*hidden, part))) == NOT_CLEAR, "waiting covers it, and no step shows that"
     assert because(replace(found, parts=())) == ""
 
@@ -431,7 +431,7 @@ def test_unnamed_time_is_reported_where_it_covers_the_change() -> None:
     change = "grew from 1.00 ms to 8.00 ms per step"
     assert told == f" Time that the trace does not name (unknown) {change} (split as in {ONE_RUN_EACH})."
     little = replace(unknown, b_us=2000.0)
-    assert because(replace(found, parts=(*grown, little))) == NOT_SHOWN
+    assert because(replace(found, parts=(*grown, little))) == NO_SINGLE_PART
 
 
 def test_a_run_without_a_step_is_the_reason() -> None:

@@ -51,7 +51,7 @@ def test_the_size_of_a_block(count: int, step_ms: float, workers: int, size: Siz
         assert plan.block_size([run_of(count, step_ms, workers, "completed")]) == size
     else:
         assert plan.block_size([run_of(40, step_ms), run_of(40, step_ms, workers)]) == size
-        assert plan.block_size([run_of(40, 50)], counted=7) == Size(3, 7), "as many as asked for"
+        assert plan.block_size([run_of(40, 50)], steps=7) == Size(3, 7), "as many as asked for"
 
 
 @given(st.integers(2, 8), st.integers(0, 10**6))
@@ -77,8 +77,8 @@ def test_warmup_compiled_and_cut_steps_do_not_count() -> None:
     flags = steps.flags.copy()
     flags[4] = StepFlag.COMPILE
     flags[7] = StepFlag.PARTIAL
-    assert plan.counted_rows(replace(steps, flags=flags), Size(3, 10)).tolist() == [3, 5, 6]
-    assert plan.counted_rows(steps, Size(2, 3)).tolist() == [2, 3, 4]
+    assert plan.block_rows(replace(steps, flags=flags), Size(3, 10)).tolist() == [3, 5, 6]
+    assert plan.block_rows(steps, Size(2, 3)).tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

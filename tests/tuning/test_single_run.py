@@ -44,7 +44,7 @@ def execution_of(cell: str, names: dict[str, Any], **settings: Any) -> Execution
 def ran(cell: str, names: dict[str, Any], **settings: Any) -> tuple[Change, ...]:
     """What the report says of the changes."""
     execution = execution_of(cell, names, **settings)
-    assert not execution.arm.refused, execution.arm.refused
+    assert not execution.arm.refusal, execution.arm.refusal
     with (
         gpulab.profile(live=False, save=False, show=False, device="cpu", execution=execution) as profile,
         execution.applied() as code,
@@ -86,7 +86,7 @@ def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> Non
 def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> None:
     code = Code.of_text(LOOP, names)
     exec(OWN_SAMPLER, names)
-    refused = before(code, batch_size=8).refused
+    refused = before(code, batch_size=8).refusal
     assert "its own batch_sampler" in refused
     observation = changing_scene(code)
     remember(code, observation)
@@ -102,7 +102,7 @@ def test_a_remembered_observation_never_refuses(names: dict[str, Any]) -> None:
     observation = changing_scene(code)
     remember(code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),)))
     assert observation_of(code) is not None
-    assert not before(code, batch_size=8).refused
+    assert not before(code, batch_size=8).refusal
 
 
 def changing_scene(code: Code) -> Any:
@@ -140,16 +140,16 @@ def test_workers_that_cannot_import_the_dataset(
 ) -> None:
     exec(LOCAL + "loader = DataLoader(items, batch_size=4)\ndef train():\n    for x in loader: pass", names)
     code = Code.of_text(cell, names)
-    assert not before(code, workers=2).refused
+    assert not before(code, workers=2).refusal
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__spec__", None)
     monkeypatch.delattr(main, "__file__", raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
     with pytest.raises(UsageError, match=r"workers=2: .*spawn cannot import it; move it to a \.py file"):
         check_arms([Arm({"workers": 2})], code)
-    assert not before(code, workers=0).refused
+    assert not before(code, workers=0).refusal
     names["loader"] = DataLoader(TensorDataset(torch.ones(8)), batch_size=4)
-    assert not before(Code.of_text(f"len(items)\n{LOOP}", names), workers=2).refused, "it is not loaded from"
+    assert not before(Code.of_text(f"len(items)\n{LOOP}", names), workers=2).refusal, "it is not loaded from"
 
 
 # -- variables ------------------------------------------------------------------------------------------------------
@@ -217,4 +217,4 @@ def test_objects_that_cannot_be_looked_at_cost_nothing(names: dict[str, Any]) ->
         "odd, dark = Odd(data), Dark()",
         names,
     )
-    assert not before(Code.of_text("print(odd, dark)\n" + LOOP, names), batch_size=5000).refused
+    assert not before(Code.of_text("print(odd, dark)\n" + LOOP, names), batch_size=5000).refusal

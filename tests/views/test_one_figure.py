@@ -28,7 +28,7 @@ from gpulab.store.folders import read
 from gpulab.store.lookup import Entry
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.bench import Bench, Row, baseline_row, between, row_of, rows_of, with_run
-from gpulab.tuning.compare.blocks import UNPROFILED, compare_blocks, compare_runs, judged_by
+from gpulab.tuning.compare.blocks import UNPROFILED, compare_blocks, compare_runs, kind_of_steps
 from gpulab.tuning.record import BASELINE, Comparison, Side
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
@@ -296,7 +296,7 @@ def _comparison_agrees(a: Facts, b: Facts) -> None:
     assert isinstance(comparison, Comparison)
     compared = Compared(comparison)
     document: Any = compared.json()
-    how = judged_by(comparison.a.facts, comparison.b.facts)
+    how = kind_of_steps(comparison.a.facts, comparison.b.facts)
     for name, known in (("a", a), ("b", b)):
         side = document[name]
         step = known.step_us if how == UNPROFILED else known.traced_step_us

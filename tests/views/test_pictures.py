@@ -38,7 +38,7 @@ def test_rows_and_side_by_side_have_the_times_of_the_comparison() -> None:
     words = Markup(drawn(first, row, c.a.facts, c.b.facts, row.speed)).words
     title = "Time per sample in interleaved blocks; split as in one traced run each"
     assert title in words and duration(c.b.us_per_sample) in words
-    assert all(not row.shares for row in rows_of((replace(c, parts_left_out="they disagree"),)))
+    assert all(not row.shares for row in rows_of((replace(c, no_parts_reason="they disagree"),)))
 
 
 def test_stored_runs_have_their_names_and_settings() -> None:

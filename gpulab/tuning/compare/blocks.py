@@ -21,11 +21,11 @@ from gpulab.tuning.compare.parts import typical_steps
 from gpulab.tuning.compare.statistics import Estimate, noise_floor, paired, unpaired
 from gpulab.tuning.compare.verdicts import (
     as_the_pairs_say,
-    chosen_unit,
     comparison_of,
-    counted,
+    unit_of,
     us,
     usable,
+    with_sample_counts,
     with_times,
 )
 from gpulab.tuning.record import Block, Comparison, Experiment, Side, Unit
@@ -52,14 +52,14 @@ def compare_blocks(
     pair the full runs of both are compared, and the evidence is "sequential". Fewer pairs than `FEWEST_PAIRS` have no
     interval.
     """
-    a, b, note = counted(a, b)
+    a, b, note = with_sample_counts(a, b)
     notes = [*notes, *filter(None, [note])]
     if a.facts is not None and b.facts is not None and not _pairs(usable(a), usable(b)):
         return compare_sequential(
             a, b, restored=restored, same_start=same_start, changes_training=changes_training, notes=notes
         )
     a, b = with_times(a), with_times(b)
-    unit, unfair = chosen_unit(a, b)
+    unit, unfair = unit_of(a, b)
     ratios = pair_ratios(a, b, unit)
     estimate = paired(ratios)
     if estimate is not None and estimate.count < FEWEST_PAIRS:
@@ -82,10 +82,10 @@ def compare_blocks(
     )
 
 
-def is_decided_early(a: Side, b: Side, *, precise: bool) -> bool:
-    """Whether the blocks that ran so far carry the verdict: see `early.decide`."""
-    a, b, _ = counted(a, b)
-    unit, unfair = chosen_unit(a, b)
+def carries_verdict(a: Side, b: Side, *, precise: bool) -> bool:
+    """Whether the blocks that ran so far carry the verdict: see `decide`."""
+    a, b, _ = with_sample_counts(a, b)
+    unit, unfair = unit_of(a, b)
     ratios = pair_ratios(a, b, unit)
     if unfair or (len(ratios) and contradicts(float(np.median(ratios)), own_ratio(a, b, unit))):
         return False
@@ -151,7 +151,7 @@ def _repeatability(a: Side, b: Side) -> list[str]:
     return notes
 
 
-# Whether the pairs that ran so far decide a comparison, so that it may end: looked at after each turn. Pure.
+# Whether the pairs that ran so far decide a comparison, so that it may end; asked after each turn. Pure.
 
 
 PRECISE = 0.05  # half the width of an interval, of settings that are compared with each other, too
@@ -205,9 +205,9 @@ def compare_sequential(
     time is the typical step of its own report, and the ratio is that of these; the blocks tell how sure it is. The
     noise floor is the larger drift within a run: its second half against its first.
     """
-    how = judged_by(a.facts, b.facts)
+    how = kind_of_steps(a.facts, b.facts)
     a, b = _with_blocks(a, 0, how), _with_blocks(b, 1, how)
-    unit, _ = chosen_unit(a, b)
+    unit, _ = unit_of(a, b)
     in_a, in_b = (np.array([us(block, unit) for block in usable(side)], np.float64) for side in (a, b))
     drifts = [d for d in (_drift(in_a), _drift(in_b)) if d is not None]
     return comparison_of(
@@ -239,7 +239,7 @@ def _of_typical_steps(a: Side, b: Side, unit: Unit, of_blocks: Estimate | None) 
     return Estimate(ratio, (min(low, low * moved), max(high, high * moved)), of_blocks.count)
 
 
-def judged_by(a: Facts | None, b: Facts | None) -> str:
+def kind_of_steps(a: Facts | None, b: Facts | None) -> str:
     """By which steps: a profiled step is slower than an unprofiled one, so the two are never mixed."""
     both = [side for side in (a, b) if side is not None]
     return UNPROFILED if all(len(side.selection.rows) for side in both) else PROFILED

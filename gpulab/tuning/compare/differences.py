@@ -121,10 +121,10 @@ def _line(lines: list[str]) -> str:
 
 def _of_workers(side: Side) -> Iterator[str]:
     """A loader that ran with another number of workers than was asked for."""
-    asked = side.settings.get(WORKERS.name, "")
+    workers = side.settings.get(WORKERS.name, "")
     loader = side.facts.run.loader if side.facts is not None else None
-    if loader is not None and asked.isdecimal() and loader.num_workers != int(asked):
-        yield f"{side.label}: {asked} workers were asked for, {loader.num_workers} loaded."
+    if loader is not None and workers.isdecimal() and loader.num_workers != int(workers):
+        yield f"{side.label}: {workers} workers were asked for, {loader.num_workers} loaded."
 
 
 def _of_outcome(side: Side) -> Iterator[str]:
@@ -277,10 +277,10 @@ def _distance(b: Float64, seeds: Sequence[Curve]) -> float:
     """
     common = min(len(b), *map(len, seeds))
     table = np.array([curve[:common] for curve in seeds], np.float64)
-    judged = np.isfinite(b[:common]) & np.isfinite(table).all(axis=0)
-    if not judged.any():
+    finite = np.isfinite(b[:common]) & np.isfinite(table).all(axis=0)
+    if not finite.any():
         return math.inf
-    table, own = table[:, judged], b[:common][judged]
+    table, own = table[:, finite], b[:common][finite]
     apart = math.sqrt(((own - table.mean(axis=0)) ** 2).mean())
     expected = math.sqrt(table.var(axis=0, ddof=1).mean() * (1 + 1 / len(table)))
     return apart / expected if expected else (math.inf if apart else 0.0)

@@ -17,7 +17,7 @@ from gpulab.tuning.record import BASELINE, NO_EFFECT, Comparison, Experiment, Si
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 
 _BASELINE = f"the {BASELINE}"
-NAMED = 2  # settings in a sentence; of more only their number
+MOST_NAMES = 2  # settings in a sentence; of more only their number
 _LEVELS = {"faster": "good", "slower": "bad"}
 
 
@@ -51,12 +51,12 @@ def _level(comparison: Comparison) -> str:
 
 def _sentence(comparison: Comparison) -> str:
     """The verdict first, then the one figure that carries it."""
-    named = _name(comparison.b)
+    name = _name(comparison.b)
     if comparison.verdict == "not comparable":
         if (comparison.b.failure or "").startswith(NO_EFFECT):
-            return f"{_capital(named)} has {comparison.b.failure}."
-        return f"{_capital(named)} cannot be compared with {_name(comparison.a)}: {_why_not(comparison)}."
-    said = f"{capitalized(comparison.verdict)}: {named}"
+            return f"{_capital(name)} has {comparison.b.failure}."
+        return f"{_capital(name)} cannot be compared with {_name(comparison.a)}: {_why_not(comparison)}."
+    said = f"{capitalized(comparison.verdict)}: {name}"
     other = "" if _is_baseline(comparison.a) else _name(comparison.a)
     if comparison.verdict == "slower":
         return f"{said} is {_slower(comparison, other)}.{cost_sentence(comparison)}{because(comparison)}"
@@ -183,28 +183,28 @@ def _why_not(comparison: Comparison) -> str:
 
 def _none_faster(experiment: Experiment) -> Headline:
     measured = [c for c in experiment.comparisons if c.ratio is not None and c.verdict != "not comparable"]
-    written, count = _name(experiment.sides[0]), len(experiment.comparisons)
+    base, count = _name(experiment.sides[0]), len(experiment.comparisons)
     more = [_failed(experiment), _stopped(experiment)]
     quickest = min(measured, key=lambda c: c.ratio or 1.0, default=None)
     if quickest is None:
         why = dict.fromkeys(c.notes[0] for c in experiment.comparisons if c.ratio is not None and c.notes)
-        sentence = f"None of {count} settings could be compared with {written}."
+        sentence = f"None of {count} settings could be compared with {base}."
         return Headline("not_comparable", sentence, " ".join(filter(None, [*why, *more])), "unknown")
     around = "" if quickest.interval is None else _around(quickest)
     more.insert(0, f"The fastest is {_name(quickest.b)}: {_speed(quickest)}{around}.")
     undecided = [_name(c.b) for c in measured if c.verdict == "undecided"]
     if undecided:
-        sentence = f"Undecided: none of {count} settings is faster than {written} for certain, and {_may(undecided)}."
+        sentence = f"Undecided: none of {count} settings is faster than {base} for certain, and {_may(undecided)}."
     else:
-        sentence = f"None of {count} settings is faster than {written}."
+        sentence = f"None of {count} settings is faster than {base}."
     key = "undecided" if undecided else "no_measurable_difference"
     return Headline(key, sentence, " ".join(filter(None, more)), "unknown")
 
 
 def _may(names: list[str]) -> str:
     """ "a=1 and b=2 may be": of many, how many."""
-    shown = f"{len(names)} of them" if len(names) > NAMED else " and ".join(names)
-    return f"{shown} may be"
+    who = f"{len(names)} of them" if len(names) > MOST_NAMES else " and ".join(names)
+    return f"{who} may be"
 
 
 def _failed(experiment: Experiment) -> str:
@@ -243,7 +243,7 @@ def _continued(note: str) -> str:
     return decapitalized(note).rstrip(".")
 
 
-NOT_SHOWN = " No single part of the step explains the difference."
+NO_SINGLE_PART = " No single part of the step explains the difference."
 NOT_CLEAR = " The traced steps are too few, or too uneven, to say which part of the step changed."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
 DISTURBED = " CPU contention in the traced runs hides which part of the step changed."
@@ -260,7 +260,7 @@ def because(comparison: Comparison) -> str:
     """
     per_sample = comparison.unit == "sample"
     divided = bool(comparison.parts)
-    if not (divided or comparison.parts_left_out) or (
+    if not (divided or comparison.no_parts_reason) or (
         divided and per_sample and comparison.parts[0].a_us_per_sample is None
     ):
         return ""
@@ -301,7 +301,7 @@ def _unnamed(comparison: Comparison, per_sample: bool) -> str:
     ]
     unknown = next((part for part in covers if part.name == "unknown" and part.grew is not None), None)
     if unknown is None:
-        return NOT_CLEAR if covers else NOT_SHOWN
+        return NOT_CLEAR if covers else NO_SINGLE_PART
     change = _change(*both_us(unknown, per_sample=per_sample))
     return f" Time that the trace does not name (unknown) {change} per {comparison.unit} (split as in {ONE_RUN_EACH})."
 

@@ -55,8 +55,8 @@ def part_changes(a: Side, b: Side, *, per_sample: bool) -> tuple[PartChange, ...
     if a.facts is None or b.facts is None or not comparable_accounts(a.facts, b.facts):
         return ()
     in_a, in_b = _Account.of(a, a.facts), _Account.of(b, b.facts)
-    judged_per_sample = per_sample and in_a.us_per_sample is not None and in_b.us_per_sample is not None
-    changes = (_change(part, in_a, in_b, judged_per_sample) for part in PARTS)
+    by_sample = per_sample and in_a.us_per_sample is not None and in_b.us_per_sample is not None
+    changes = (_change(part, in_a, in_b, by_sample) for part in PARTS)
     return tuple(c for c in changes if c.a_us or c.b_us)
 
 
@@ -131,8 +131,8 @@ def _profiled_us(side: Side, unit: str) -> float:
 
 def most_changed(parts: Sequence[PartChange], verdict: str, *, per_sample: bool) -> PartChange | None:
     """The part that explains the verdict: it changed in the same direction, and most of all; never "unknown"."""
-    wanted = {"faster": False, "slower": True}.get(verdict)
-    candidates = [c for c in parts if c.grew is not None and c.grew is wanted and c.name != "unknown"]
+    grew = {"faster": False, "slower": True}.get(verdict)
+    candidates = [c for c in parts if c.grew is not None and c.grew is grew and c.name != "unknown"]
     return max(candidates, key=lambda c: abs(change_us(c, per_sample=per_sample)), default=None)
 
 

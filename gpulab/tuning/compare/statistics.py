@@ -22,7 +22,7 @@ MOST_MORE = 5  # times as many pairs: what would take more needs a quieter machi
 
 # The plain bootstrap of a median covers 87 to 93 % at 7 to 15 values (simulated: normal, Student's t with 2 degrees of
 # freedom, one-sided spikes); drawing two values fewer than there are, one fewer below eight, covers 94 to 96 %.
-_FEWER_DRAWN, _LEAST_FOR_TWO = (1, 2), 8
+_FEWER_DRAWS, _LEAST_FOR_TWO = (1, 2), 8
 
 # Below six values even their whole range covers the median in less than 95 % of cases (1 - 2 / 2**5 = 93.75 %), so no
 # bootstrap can: Student's t on the logarithms then, which is wide where there are few.
@@ -113,9 +113,9 @@ def student_975(freedom: int) -> float:
 def _widening(logs: Float64) -> float:
     """How many times as wide an interval is for the correlation of neighbouring pairs."""
     beside, count = logs - logs.mean(), len(logs)
-    held = float((beside**2).sum())
-    alike = float((beside[1:] * beside[:-1]).sum()) / held if held > 0 else 0.0
-    correlation = min(_MOST_CORRELATED, max(0.0, alike + (1 + 4 * alike) / count if held > 0 else 0.0))
+    total = float((beside**2).sum())
+    alike = float((beside[1:] * beside[:-1]).sum()) / total if total > 0 else 0.0
+    correlation = min(_MOST_CORRELATED, max(0.0, alike + (1 + 4 * alike) / count if total > 0 else 0.0))
     return math.sqrt((1 + correlation) / (1 - correlation))
 
 
@@ -130,10 +130,10 @@ def _middle_ranks(count: int, sample: int) -> Int64:
 
     The place of the k-th of n uniform draws is Beta(k, n - k + 1); the one below it is the largest of k - 1.
     """
-    drawn = count - _FEWER_DRAWN[count >= _LEAST_FOR_TWO]
+    draws = count - _FEWER_DRAWS[count >= _LEAST_FOR_TWO]
     rng = np.random.default_rng((SEED, sample))
-    low, high = (drawn + 1) // 2, drawn // 2 + 1
-    above = rng.beta(high, drawn - high + 1, RESAMPLES)
+    low, high = (draws + 1) // 2, draws // 2 + 1
+    above = rng.beta(high, draws - high + 1, RESAMPLES)
     below = above if low == high else above * rng.random(RESAMPLES) ** (1 / low)
     return (np.stack((below, above)) * count).astype(np.int64)
 

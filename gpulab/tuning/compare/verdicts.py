@@ -47,15 +47,15 @@ def comparison_of(
 
     `own_ratio`: without the training thread's waits for a core; None: unknown.
     """
-    (unit, unfair), failed = chosen_unit(a, b), a.failure or b.failure
+    (unit, unfair), failed = unit_of(a, b), a.failure or b.failure
     estimate = None if failed else estimate
     ratio, interval = (estimate.ratio, estimate.interval) if estimate else (None, None)
     contradicted = ratio is not None and contradicts(ratio, own_ratio)
-    judged: Verdict = "not comparable"
+    said: Verdict = "not comparable"
     if estimate is not None and not unfair:
-        judged = "undecided" if contradicted else verdict(estimate.ratio, interval, floor, estimate.count)
+        said = "undecided" if contradicted else verdict(estimate.ratio, interval, floor, estimate.count)
     more = []
-    if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
+    if said == "undecided" and estimate is not None and estimate.count < TOO_FEW:
         more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
     if contradicted:
         more.append("Without its waits for a CPU core the ratio is the other way round: other programs decide it.")
@@ -66,7 +66,7 @@ def comparison_of(
     comparison = Comparison(
         a=a,
         b=b,
-        verdict=judged,
+        verdict=said,
         evidence=evidence,
         unit=unit,
         ratio=ratio,
@@ -93,7 +93,7 @@ def comparison_of(
     if apart:
         alone, in_blocks = durations(run_us(apart[0].facts) or 0.0, apart[0].us_per_step or 0.0)
         why = f"the traced run of {apart[0].label} took {alone} per step, its blocks {in_blocks}"
-    return replace(comparison, parts=(), parts_left_out=why)
+    return replace(comparison, parts=(), no_parts_reason=why)
 
 
 def with_times(side: Side) -> Side:
@@ -101,11 +101,11 @@ def with_times(side: Side) -> Side:
     blocks = usable(side)
     if not blocks:
         return side
-    counted = all(block.sample_count for block in blocks)
+    has_samples = all(block.sample_count for block in blocks)
     return replace(
         side,
         us_per_step=_median([us(block, "step") for block in blocks]),
-        us_per_sample=_median([us(block, "sample") for block in blocks]) if counted else None,
+        us_per_sample=_median([us(block, "sample") for block in blocks]) if has_samples else None,
     )
 
 
@@ -138,7 +138,7 @@ def us(block: Block, unit: Unit) -> float:
     return block.time_ns / count / 1e3
 
 
-def chosen_unit(a: Side, b: Side) -> tuple[Unit, str]:
+def unit_of(a: Side, b: Side) -> tuple[Unit, str]:
     """Samples where the batch differs and all samples are known, else steps; and why steps would not be fair then."""
     in_a, in_b = _samples_per_step(a), _samples_per_step(b)
     if in_a is not None and in_b is not None:
@@ -165,12 +165,12 @@ def _median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def counted(a: Side, b: Side) -> tuple[Side, Side, str]:
+def with_sample_counts(a: Side, b: Side) -> tuple[Side, Side, str]:
     """Both with samples counted from the inputs of their models, where a changed variable changed those; and a note.
 
     The rows of the inputs are samples for certain only where nothing but their number differs between the two.
     """
-    if not changed_variables(a, b) or not (_uncounted(a) and _uncounted(b)):
+    if not changed_variables(a, b) or not (_lacks_samples(a) and _lacks_samples(b)):
         return a, b, ""
     rows_a, rows_b = _rows(a.step_inputs), _rows(b.step_inputs)
     if not rows_a or not rows_b or rows_a == rows_b or _tails(a.step_inputs) != _tails(b.step_inputs):
@@ -184,8 +184,8 @@ def unknown_work(a: Side, b: Side) -> str:
     names = changed_variables(a, b)
     if not names or (a.step_inputs is not None and a.step_inputs == b.step_inputs):
         return ""
-    named = ", ".join(f"`{name}`" for name in names)
-    return f"Changing {named} may have changed how many samples a step has, and that is not known."
+    variables = ", ".join(f"`{name}`" for name in names)
+    return f"Changing {variables} may have changed how many samples a step has, and that is not known."
 
 
 def changed_variables(a: Side, b: Side) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def _variables(side: Side) -> dict[str, str]:
     return {c.name: c.value for c in side.checks if c.kind.startswith("variable") and c.state != "no effect"}
 
 
-def _uncounted(side: Side) -> bool:
+def _lacks_samples(side: Side) -> bool:
     in_blocks = any(block.sample_count for block in side.blocks)
     return not in_blocks and (side.facts is None or not (side.facts.run.steps.sample_count >= 0).any())
 
