@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from markupsafe import Markup
 from msgspec import Struct
@@ -16,7 +16,6 @@ from gpulab.run import Float64
 from gpulab.views.html import macros
 from gpulab.views.wording import PARTS
 
-GREY = "#A8A8A8"  # what nothing divides
 BLUE = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
 VERDICTS = {"faster": "#1E9E77", "slower": "#D9661F"}
 UNDECIDED = "#8A8A8A"
@@ -56,11 +55,6 @@ def parts_key(bars: Iterable[Mapping[str, float]]) -> list[Segment]:
     return of_parts({name: share for bar in bars for name, share in bar.items() if share >= _LEAST}, lambda _: "")
 
 
-def part_colour(name: str) -> str:
-    """Of a part of the step; grey for what no trace divides."""
-    return PARTS[name].colour if name in PARTS else GREY
-
-
 class Path(Struct, frozen=True):
     """A line, or an area, in SVG's words: 1000 wide and 100 high."""
 
@@ -70,32 +64,21 @@ class Path(Struct, frozen=True):
     dashed: bool = False
 
 
-def stacked_paths(left: Float64, right: Float64, stacks: Sequence[tuple[str, Float64]], top: float) -> list[Path]:
-    """Stacked bars side by side: `left` and `right` are shares of the width, `stacks` a colour and heights each."""
-    paths, base = [], [0.0] * len(left)
-    for colour, heights in stacks:
-        boxes = []
-        for i, height in enumerate(heights.tolist()):
-            lower, upper = base[i], min(top, base[i] + height)
-            base[i] += height
-            if upper > lower:
-                x, wide = 1000 * float(left[i]), max(1000 * float(right[i] - left[i]), 0.8)
-                y, high = 100 * (1 - upper / top), 100 * (upper - lower) / top
-                boxes.append(f"M{x:.1f} {y:.1f}h{wide:.1f}v{high:.1f}h-{wide:.1f}z")
-        paths += [Path("".join(boxes), colour)] if boxes else []
-    return paths
+def area_path(x: Float64, y: Float64, colour: str) -> Path:
+    """From each x on that high; `x` and `y` are shares of the width and of the height, the last y is 0."""
+    edges = (f"H{1000 * a:.1f}V{100 - 100 * b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
+    return Path(f"M0 100{''.join(edges)}z", colour)
 
 
 def line_path(x: Float64, y: Float64, colour: str, *, dashed: bool = False) -> Path:
     """A curve; `x` and `y` are shares of the width and of the height, and a NaN breaks it."""
-    drawn, pen = [], "M"
+    d, pen = "", "M"
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         if math.isnan(b):
             pen = "M"
-            continue
-        drawn.append(f"{pen}{1000 * a:.0f} {100 - 98 * b:.1f}")
-        pen = "L"
-    return Path("".join(drawn), colour, True, dashed)
+        else:
+            d, pen = f"{d}{pen}{1000 * a:.0f} {100 - 98 * b:.1f}", "L"
+    return Path(d, colour, True, dashed)
 
 
 # factors on an axis

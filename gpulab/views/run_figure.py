@@ -15,7 +15,7 @@ from gpulab.analysis.facts import Facts, is_long_enough
 from gpulab.formatting import duration, number, percent, time_unit
 from gpulab.run import Float64, Int64, Series
 from gpulab.views import wording
-from gpulab.views.bars import BLUE, Path, Segment, line_path, part_colour, stacked_paths
+from gpulab.views.bars import BLUE, Path, Segment, area_path, line_path
 from gpulab.views.html import render
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.wording import plain
@@ -71,21 +71,14 @@ class Chart(Struct, frozen=True, rename="camel"):
 
     @property
     def paths(self) -> list[Path]:
-        """It as SVG draws it."""
-        if self.stacked:
-            edges = self.lines[0].x / self.x_end
-            stacks = [(line.colour, line.y[:-1]) for line in self.lines]
-            return stacked_paths(edges[:-1], edges[1:], stacks, self.top)
+        """It as SVG draws it: of sums the highest first, each drawn over the one before."""
         high = self.top - self.low
-        return [
-            line_path(
-                line.x / self.x_end,
-                (line.y - self.low) / high if high else line.y * 0 + 0.5,
-                line.colour,
-                dashed=line.dashed,
-            )
-            for line in self.lines
-        ]
+        x = [line.x / self.x_end for line in self.lines]
+        if self.stacked:
+            sums = np.minimum(np.cumsum([line.y for line in self.lines], axis=0) / high, 1.0)
+            return [area_path(x[i], sums[i], self.lines[i].colour) for i in reversed(range(len(x)))]
+        y = [(line.y - self.low) / high if high else line.y * 0 + 0.5 for line in self.lines]
+        return [line_path(x[i], y[i], line.colour, dashed=line.dashed) for i, line in enumerate(self.lines)]
 
     def data(self) -> dict[str, object]:
         """For the front end."""
@@ -101,6 +94,7 @@ MOST_BARS = 150
 REST = "rest"  # of a step, beside its waiting for data: the profiled steps alone tell how it divides
 _PAUSE = 0.02  # of the run: a bar does not reach over a longer pause between steps
 _BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
+_NARROWEST = 0.0008  # of the axis: a bar before a pause
 
 
 class StepBars(Struct, frozen=True):
@@ -246,17 +240,12 @@ def steps_chart(
     end_s = (end_ns - begin_ns) / 1e9
     left_s, right_s = (side - begin_ns / 1e9 for side in (binned.left_s, binned.right_s))
     pause = np.append(left_s[1:] - right_s[:-1] > _BROAD * end_s, True)
+    ends_s = np.maximum(right_s, left_s + _NARROWEST * end_s)[pause]
     order = np.argsort(np.concatenate([np.arange(len(left_s)), np.flatnonzero(pause) + 0.5]), kind="stable")
-    edges = np.maximum.accumulate(np.clip(np.concatenate([left_s, right_s[pause]])[order], 0, end_s))
+    edges = np.maximum.accumulate(np.clip(np.concatenate([left_s, ends_s])[order], 0, end_s))
+    parts = [(wording.PARTS.get(name, wording.NOT_PROFILED), ms) for name, ms in binned.parts_ms.items() if ms.any()]
     lines = tuple(
-        Line(
-            wording.PARTS[name].label if name in wording.PARTS else wording.NOT_PROFILED.label,
-            part_colour(name),
-            edges,
-            np.concatenate([ms, np.zeros(int(pause.sum()))])[order],
-        )
-        for name, ms in binned.parts_ms.items()
-        if ms.any()
+        Line(part.label, part.colour, edges, np.concatenate([ms, np.zeros(len(ends_s))])[order]) for part, ms in parts
     )
     return Chart(title, below, "s", end_s, "ms", 0.0, top_ms or 1.0, lines, stacked=True, height_px=height_px)
 

@@ -19,13 +19,13 @@ from gpulab.run import Change
 from gpulab.tuning.bench import Row, cost_of_row
 from gpulab.tuning.record import BASELINE, Speed
 from gpulab.views import run_figure
-from gpulab.views.bars import A_COLOUR, B_COLOUR, GREY, Segment, of_parts, parts_key
+from gpulab.views.bars import A_COLOUR, B_COLOUR, Segment, of_parts, parts_key
 from gpulab.views.bench import run_words, time_title
 from gpulab.views.html import macros
 from gpulab.views.layout import Column, Section, numbers, present
 from gpulab.views.report.sections import without_parts
 from gpulab.views.run_figure import Chart, Line
-from gpulab.views.wording import effect, operator_name, plain
+from gpulab.views.wording import NOT_PROFILED, effect, operator_name, plain
 
 _OPERATORS = 8
 _LONGER = 5  # times the shorter run: what the longer one did after that is not drawn
@@ -115,7 +115,7 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> dict[str, object]:
 
 def segments(shares: Mapping[str, float], us: float, longest_us: float) -> list[Segment]:
     """The parts of a time, as long as it is of the longest; grey where none is known."""
-    whole = [Segment("", us / longest_us, GREY, duration(us))]
+    whole = [Segment("", us / longest_us, NOT_PROFILED.colour, duration(us))]
     return of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
 
 

@@ -101,7 +101,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
     }
 )
 
-NOT_PROFILED = Part("no trace", "the rest of a step that ran without the profiler", "#DADADA")
+NOT_PROFILED = Part("no trace", "the rest of a step that ran without the profiler", "#A8A8A8")
 
 FLAGS: Mapping[StepFlag, str] = MappingProxyType(
     {

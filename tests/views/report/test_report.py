@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -152,10 +153,14 @@ def test_waiting_in_the_bar_is_that_of_the_unprofiled_steps() -> None:
 
 
 def test_steps_are_drawn_as_high_as_they_took() -> None:
-    drawn = picture(CASES["gpu"].facts)
-    boxes = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h", drawn)
-    assert len(boxes) >= len(CASES["gpu"].run.steps)
-    assert all(float(top) + float(height) <= 100.11 for _, top, _, height in boxes)
+    case = CASES["gpu"]
+    areas = re.findall(r'd="M0 100(.*?)z"', picture(case.facts))
+    heights = [[100 - float(y) for y in re.findall(r"V([\d.]+)", area)] for area in areas]
+    binned = run_figure.binned_steps(case.facts)
+    whole = [height for height in heights[0] if height]  # between bars it is 0
+    assert whole == pytest.approx((100 * binned.height_ms / binned.top_ms).tolist(), abs=0.1)
+    for above, below in pairwise(heights):
+        assert all(a >= b for a, b in zip(above, below, strict=True)), "each part lies over the sums below it"
 
 
 def test_a_late_first_step_begins_the_drawing() -> None:
@@ -165,7 +170,7 @@ def test_a_late_first_step_begins_the_drawing() -> None:
     late = replace(steps, start_ns=steps.start_ns + 9 * wall_ns, end_ns=steps.end_ns + 9 * wall_ns)
     run = replace(case.run, steps=late, wall_ns=10 * wall_ns)
     drawn = picture(replace(case.facts, run=run, breakdown=None))
-    left = [float(x) for x in re.findall(r"M([\d.]+) [\d.]+h[\d.]+v", drawn)]
+    left = [float(x) for x in re.findall(r"H([\d.]+)V", drawn)]
     assert min(left) == 0 and max(left) <= 1000 and "after the start" in drawn
     assert "from the start to" in picture(case.facts)
 
