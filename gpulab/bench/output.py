@@ -35,7 +35,7 @@ from gpulab.views import bench as view
 from gpulab.views import side_by_side
 from gpulab.views.html import static
 from gpulab.views.progress import Status
-from gpulab.views.widgets import WIDGET_VIEW, Renewed, widget_class
+from gpulab.views.widgets import Output, Renewed, widget_class
 
 # The front end writes its message as the only text of the widget's place, which then holds no element.
 _DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either
@@ -46,41 +46,35 @@ class BenchOutput:
     """Two outputs of the cell that showed the bench: it as HTML, and its widget."""
 
     def __init__(self) -> None:
-        self._twin: Any = None
-        self._widget: Any = None
+        self._twin, self._widget = Output(), Output()
 
     def offer(self, html: str, text: str) -> None:
         """Display what opens the bench, with room for it below."""
         self._make_room()
-        self._twin.update({"text/html": html, "text/plain": text}, raw=True)
+        self._twin.show({"text/html": html, "text/plain": text})
 
     def show(self, root: Any, html: str, text: str) -> None:
         """Display the bench; shown again, it takes the place of what was shown before."""
         self._make_room()
         self.save(root.key, html, text)
-        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": root.model_id}, "text/plain": ""}
-        self._widget.update(view, raw=True)
+        self._widget.show_widget(root, "")
 
     def save(self, key: str, html: str, text: str) -> None:
         """Put the HTML that a saved notebook shows in its place."""
-        if self._twin is not None:
+        if self._twin:
             twin = f'{_NO_ERROR}<div class="gpulab-twin gpulab-twin-{escape(key)}">{html}</div>'
-            self._twin.update({"text/html": twin, "text/plain": text}, raw=True)
+            self._twin.show({"text/html": twin, "text/plain": text})
 
     def close(self, html: str, text: str) -> None:
         """Leave the HTML alone."""
-        if self._twin is not None:
-            self._twin.update({"text/html": html, "text/plain": text}, raw=True)
-            self._widget.update({"text/plain": ""}, raw=True)
+        if self._twin:
+            self._twin.show({"text/html": html, "text/plain": text})
+            self._widget.show({"text/plain": ""})
 
     def _make_room(self) -> None:
-        from IPython.display import display
-
-        if self._twin is None:
-            self._twin, self._widget = (
-                display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-                for _ in range(2)
-            )
+        for output in (self._twin, self._widget):
+            if not output:
+                output.show({"text/plain": ""})
 
 
 MOST_CHARACTERS = 20_000  # of what the code wrote: the last

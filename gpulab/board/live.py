@@ -6,16 +6,13 @@ The folder has one file per learner, which they write while it is read. A learne
 from __future__ import annotations
 
 import argparse
-import contextvars
 import stat
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gpulab.board import page
 from gpulab.board.standing import LearnerStanding, Standing, State, standing
@@ -24,7 +21,7 @@ from gpulab.lessons.catalogue import LESSONS, lesson_named
 from gpulab.lessons.progress import CLASS_VARIABLE, Line, Progress, class_outlets, learner, read_lines
 from gpulab.store.files import reason, write_whole
 from gpulab.views.view import Answer
-from gpulab.views.widgets import in_notebook
+from gpulab.views.widgets import Output, Repeater, in_notebook
 
 RENEWED_S = 5.0
 
@@ -34,8 +31,8 @@ class LiveBoard(Struct):
 
     folder: Path
     only: tuple[str, ...]
-    handle: Any = None
-    over: threading.Event | None = None
+    output: Output = field(default_factory=Output)
+    repeater: Repeater | None = None
 
     def read(self) -> Standing:
         """Raises UsageError where the folder cannot be read."""
@@ -52,23 +49,18 @@ class LiveBoard(Struct):
 
     def start(self) -> None:
         """Show it, and renew it from a thread."""
-        from IPython.display import display
-
-        self.handle = display(self.bundle(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        over = self.over = threading.Event()
+        self.output.show(self.bundle())
 
         def renew() -> None:
-            while not over.wait(RENEWED_S):
-                with suppress(Exception):
-                    self.handle.update(self.bundle(), raw=True)
+            with suppress(Exception):
+                self.output.show(self.bundle())
 
-        context = contextvars.copy_context()  # says to which cell the output belongs
-        threading.Thread(target=context.run, args=(renew,), name="gpulab-board", daemon=True).start()
+        self.repeater = Repeater("board", renew, RENEWED_S)
 
     def stop(self) -> None:
         """What was shown last stays."""
-        if self.over is not None:
-            self.over.set()
+        if self.repeater is not None:
+            self.repeater.stop()
 
 
 _boards: list[LiveBoard] = []

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from gpulab.views.html import macros, static
 
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 JOIN_TIMEOUT_S = 5.0
 
 
@@ -54,22 +53,22 @@ class Output:
     def show(self, bundle: Mapping[str, object]) -> bool:
         """In place of what stands there. False where the front end failed; never raises."""
         with suppress(Exception):
-            self._put(bundle, {})
+            self._put(bundle)
             return True
         return False
 
     def show_widget(self, widget: Any, text: str) -> None:
         """The widget, with a text for front ends without it. Raises what the front end raises."""
         bundle, metadata = widget._repr_mimebundle_()
-        self._put({**bundle, "text/plain": text}, metadata)
+        self._put({**bundle, "text/plain": text}, metadata=metadata)
 
-    def _put(self, bundle: Mapping[str, object], metadata: Mapping[str, object]) -> None:
+    def _put(self, bundle: Mapping[str, object], **metadata: object) -> None:
         from IPython.display import display
 
         if self._handle is None:
-            self._handle = display(bundle, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            self._handle = display(bundle, raw=True, display_id=True, **metadata)  # type: ignore[no-untyped-call]
         else:
-            self._handle.update(bundle, metadata=metadata, raw=True)
+            self._handle.update(bundle, raw=True, **metadata)
 
     def write(self, text: str) -> None:
         """A line of text."""

@@ -22,7 +22,8 @@ from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import live_view
 from gpulab.views.html import static
 from gpulab.views.live_view import LiveView, message
-from gpulab.views.widgets import STOP_MESSAGE, WIDGET_VIEW, accept_stop
+from gpulab.views.widgets import STOP_MESSAGE, accept_stop
+from tests.support.kernel_session import WIDGET_VIEW
 from tests.support.paths import ROOT, TESTS
 from tests.support.scripted_feed import CPU_SERIES, ScriptedFeed
 
