@@ -93,45 +93,45 @@ class RankedCell(Struct, frozen=True):
         return cls(text, notebook_source(tree, namespace, cells), ranks, options, full, allocation)
 
     def run(self) -> Ranks:
-        """Run it, hand on what the ranks print, and show the report. Returns the runs.
+        """Run the cell, pass on what the ranks print, and show the report. Returns the runs.
 
         An interrupt asks all ranks to end at their next step, a second one ends them at once; then Interrupted is
         raised. Raises UsageError where no rank came as far as a run, RankError below the report where one has failed.
         """
         is_live = not self.options.get("no_live") and in_notebook()
-        followed = Followed(_LiveRanks if is_live else None)
-        ranks = self._recorded(followed)
+        follower = Follower(_LiveRanks if is_live else None)
+        ranks = self._record(follower)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
         report = job_report(ranks, Store())
-        live = followed.view.output if isinstance(followed.view, _LiveRanks) else None
+        live = follower.view.output if isinstance(follower.view, _LiveRanks) else None
         _show(report, live, full=self.full)
         if only := self.options.get("only_ranks"):
             keep_only(str(only), report, Store())
-        if followed.interrupted:
+        if follower.interrupted:
             raise Interrupted(_STOPPED)
-        status = followed.status if isinstance(followed.status, int) else 0  # a cluster's word tells of the job
+        status = follower.status if isinstance(follower.status, int) else 0  # a cluster's word tells of the job
         if failure := failure_words(ranks, status=status):
             raise RankError(failure)
         return ranks
 
-    def recorded(self, *, quiet: bool) -> Ranks:
-        """Run it and show no report; where `quiet` not even what the ranks print. Raises as `run` does."""
-        followed = Followed(None, quiet=quiet)
-        ranks = self._recorded(followed)
-        if followed.interrupted:
+    def record(self, *, quiet: bool) -> Ranks:
+        """Run the cell without a report; `quiet`: without what the ranks print. Raises as `run` does."""
+        follower = Follower(None, quiet=quiet)
+        ranks = self._record(follower)
+        if follower.interrupted:
             raise Interrupted(_STOPPED)
         return ranks
 
-    def _recorded(self, followed: Followed) -> Ranks:
+    def _record(self, follower: Follower) -> Ranks:
         own_id = f"cell-{new_id()}"
         with self.folder(own_id) as folder:
-            followed.to_end(lambda: self.begun(own_id, folder))
-            if followed.may_go_on:
+            follower.to_end(lambda: self.begin(own_id, folder))
+            if follower.may_go_on:
                 (folder / IN_USE).touch()
-        return self._runs(followed)
+        return self._runs(follower)
 
-    def begun(
+    def begin(
         self, own_id: str, folder: Path, more: Mapping[str, object] | None = None, tasks: int = 1
     ) -> tuple[str, Processes]:
         """The job's id, and its processes, whose files are in `folder`. `more` are options of `gpulab record`.
@@ -161,7 +161,7 @@ class RankedCell(Struct, frozen=True):
 
     @contextmanager
     def folder(self, own_id: str) -> Iterator[Path]:
-        """A folder with the cell and what it reads, which is gone afterwards; a cluster's nodes must see it."""
+        """A folder for the cell and what it reads, removed afterwards; a cluster's nodes must see it."""
         if self.allocation is None:
             with temporary_folder("gpulab-ranks-") as folder:
                 yield folder
@@ -176,23 +176,23 @@ class RankedCell(Struct, frozen=True):
             with suppress(OSError):  # another job's is there
                 folder.parent.rmdir()
 
-    def _runs(self, followed: Followed) -> Ranks:
+    def _runs(self, follower: Follower) -> Ranks:
         wait_s = STORED_S if self.allocation is None else SHARED_S
         try:
-            return await_job(Store(), followed.job_id, self.ranks, wait_s)
+            return await_job(Store(), follower.job_id, self.ranks, wait_s)
         except StoreError:
-            if followed.interrupted:
+            if follower.interrupted:
                 raise Interrupted("Interrupted: no rank had begun a run.") from None
-            raise UsageError(f"No rank recorded a run. {self.ending_words(followed)}") from None
+            raise UsageError(f"No rank recorded a run. {self.ending_words(follower)}") from None
 
-    def ending_words(self, followed: Followed) -> str:
-        """How the job ended that has brought nothing, in the words of what ran it."""
-        own = "\n".join(followed.own_words[-_LAST_WORDS:]) if not followed.said else ""
+    def ending_words(self, follower: Follower) -> str:
+        """How a job without a result ended, in the words of the launcher or of Slurm."""
+        own = "\n".join(follower.own_words[-_LAST_WORDS:]) if not follower.said else ""
         if self.allocation is None:
-            why = f"PyTorch's launcher ended with {followed.status}."
+            why = f"PyTorch's launcher ended with {follower.status}."
         else:
-            why = f"Slurm says: {followed.status}."
-            if not (followed.said or own):
+            why = f"Slurm says: {follower.status}."
+            if not (follower.said or own):
                 place = str(default_root().parent)
                 own = f"The nodes wrote nothing to {place!r}: can they see it? Set GPULAB_DIR to a shared folder."
         return f"{why} {own}".rstrip()
@@ -232,7 +232,7 @@ def _sentence(words: str) -> str:
 
 
 class Processes(Protocol):
-    """The processes of a job, wherever they run. `status_words`: where it stands, empty where nobody need ask."""
+    """The processes of a job, here or on a cluster. `status_words`: the state of a queued job, else empty."""
 
     @property
     def status_words(self) -> str: ...
@@ -268,8 +268,8 @@ class _LiveRanks:
         self.output.show_ranks(rows, late, elapsed_s, self._processes.status_words)
 
 
-class Followed:
-    """A job that is begun, whose output is handed on to the end, and that hears of interrupts all the while."""
+class Follower:
+    """Follows a job to its end: passes on its output, refreshes its view and reacts to interrupts."""
 
     def __init__(self, new_view: Callable[[str, Processes], JobView] | None, *, quiet: bool = False) -> None:
         """`new_view` makes the view of a job, from its id. `quiet`: what the ranks print is not handed on."""
@@ -289,7 +289,7 @@ class Followed:
         return self._processes is not None and self._processes.may_go_on
 
     def to_end(self, begin: Callable[[], tuple[str, Processes]]) -> None:
-        """Begin it and follow it until nothing of it is left. Raises what `begin` raises."""
+        """Start the job and follow it until all its processes have ended. Raises what `begin` raises."""
         with on_interrupt(self.stop):
             self.job_id, self._processes = begin()
             try:

@@ -79,7 +79,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
 
 
 def climber_of(code: Code, bounds: Bounds) -> Climber:
-    """What climbs, with this machine's thresholds and what it has learned. Raises UsageError as `check` does."""
+    """The climber with this machine's thresholds and earlier predictions. Raises UsageError as `check` does."""
     check(bounds)
     bounds = replace(bounds, budget_s=at_most(bounds.budget_s, QUICK_BUDGET_S), rungs=at_most(bounds.rungs, 1))
     return Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
@@ -92,7 +92,7 @@ def climb_last(options: argparse.Namespace) -> None:
 
 
 def bounds_of(options: argparse.Namespace) -> Bounds:
-    """The bounds that a line asks for. Raises UsageError naming the option."""
+    """The bounds from the options of a line. Raises UsageError naming the option."""
     return Bounds(
         budget_s=options.budget,
         rungs=options.rungs,

@@ -76,12 +76,12 @@ def code_of(code: Callable[[], object] | str | Code | None, namespace: dict[str,
 
 
 def main_names() -> dict[str, Any] | None:
-    """Those of a program without a notebook; None: there is a notebook."""
+    """The names of the main module where there is no notebook; else None."""
     return None if cells.shell() is not None else vars(sys.modules["__main__"])
 
 
 def edited(code: Code, text: str) -> Code:
-    """The code of a cell that has this text from now on."""
+    """The code of a cell whose text changed to this."""
     with suppress(UsageError):
         run, before = _last_profiled()
         if before == code.text:
@@ -90,7 +90,7 @@ def edited(code: Code, text: str) -> Code:
 
 
 def _last_profiled() -> tuple[Run, str]:
-    """Of this process, with the text that its cell has: a cell of another notebook needs names that are not here."""
+    """The last profiled run of this process, with the present text of its cell."""
     from gpulab.api.runs_command import runs
 
     run = next((run for run in reversed(runs.own) if run.source in ("cell", "statement") and run.code.strip()), None)
@@ -158,7 +158,7 @@ def finish(
 
 
 def ending(error: BaseException, *, has_result: bool) -> BaseException:
-    """What is raised after a result was shown, or where there is none: an interrupt is told in one line."""
+    """The exception to raise after the result: an interrupt becomes a single line."""
     if not isinstance(error, KeyboardInterrupt):
         return error
     if has_result:
@@ -189,7 +189,7 @@ def last_step_s(code: Code) -> float | None:
 
 
 def remember_experiment(result: Comparison | Experiment) -> Compared:
-    """It is the last of `gpulab.experiments`, and the report of a run in it says the same."""
+    """Append the result to `gpulab.experiments`; the reports of its runs then quote it."""
     compared = Compared(result)
     experiments.append(compared)
     for comparison in compared.comparisons:
@@ -199,7 +199,7 @@ def remember_experiment(result: Comparison | Experiment) -> Compared:
 
 
 def remember_speed(run_id: str, speed: Speed | None) -> None:
-    """What the report of this run says of its settings; nothing where no blocks were interleaved."""
+    """Let the report of this run quote the speed of its settings, where blocks were interleaved."""
     from gpulab.api.reading import speeds
 
     if run_id and speed is not None and speed.pairs:
@@ -207,7 +207,7 @@ def remember_speed(run_id: str, speed: Speed | None) -> None:
 
 
 def remember_full_runs(full_runs: Sequence[FullRun]) -> None:
-    """These runs are among `gpulab.runs`."""
+    """Add these runs to `gpulab.runs`."""
     from gpulab.api.runs_command import runs
 
     store: Runs = runs

@@ -1,4 +1,4 @@
-"""`%%gpuprofile --ab … --ranks N`: the baseline and changed, in turn in the same processes, then one result.
+"""`%%gpuprofile --ab … --ranks N`: the baseline and other settings in turn in the same processes, as one result.
 
 `%%gpuprofile --sweep ranks=1,2,4`: the cell in so many ranks, one number after the other in several rounds.
 """
@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.api.cell_ranks import EVERY_S, IN_USE, SHARED_S, STORED_S, Followed, Processes, RankedCell
+from gpulab.api.cell_ranks import EVERY_S, IN_USE, SHARED_S, STORED_S, Follower, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, remember_experiment
 from gpulab.api.runs_command import runs
 from gpulab.devices.machine import usable_cores
@@ -56,47 +56,47 @@ class RankedExperiment(Struct, frozen=True):
     def run(self) -> Compared:
         """Run and show it. Raises UsageError where nothing was measured, Interrupted after one who stopped it."""
         own_id = f"cell-{new_id()}"
-        with self.cell.folder(own_id) as folder, Stoppable(lambda: followed.stop(), HINT) as progressing:
-            followed = Followed(lambda _, processes: _RankedProgress(folder, self._tasks, processes, progressing))
-            followed.to_end(lambda: self._begun(own_id, folder))
-            if followed.may_go_on:
+        with self.cell.folder(own_id) as folder, Stoppable(lambda: follower.stop(), HINT) as progressing:
+            follower = Follower(lambda _, processes: _RankedProgress(folder, self._tasks, processes, progressing))
+            follower.to_end(lambda: self._begin(own_id, folder))
+            if follower.may_go_on:
                 (folder / IN_USE).touch()
-            result = self._result(folder, followed)
+            result = self._result(folder, follower)
             compared = remember_experiment(result)
             progressing.put(compared, full=self.full)
         for side in result.sides:
             if side.facts is not None:
                 runs.add(side.facts.run, Store().root / side.facts.run.id)
-        if followed.interrupted:
+        if follower.interrupted:
             raise ending(KeyboardInterrupt(), has_result=bool(result.comparisons))
         return compared
 
     @property
     def _tasks(self) -> Sequence[int | None]:
-        """Of an array of jobs: one for each setting. (None,): there is one job."""
+        """The task numbers of a Slurm array, one for each setting; (None,) for a single job."""
         if self.cell.allocation is None or len(self.plan.arms) < 2:
             return (None,)
         return range(len(self.plan.arms))
 
-    def _begun(self, own_id: str, folder: Path) -> tuple[str, Processes]:
+    def _begin(self, own_id: str, folder: Path) -> tuple[str, Processes]:
         (folder / PLAN).write_bytes(msgspec.msgpack.encode(self.plan))
-        return self.cell.begun(own_id, folder, {"plan": folder / PLAN, "set": None}, tasks=len(self._tasks))
+        return self.cell.begin(own_id, folder, {"plan": folder / PLAN, "set": None}, tasks=len(self._tasks))
 
-    def _result(self, folder: Path, followed: Followed) -> Experiment:
+    def _result(self, folder: Path, follower: Follower) -> Experiment:
         results = [places(folder, task)[0] for task in self._tasks]
         until_s = time.monotonic() + (STORED_S if self.cell.allocation is None else SHARED_S)
-        while not all(file.exists() for file in results) and time.monotonic() < until_s and not followed.interrupted:
+        while not all(file.exists() for file in results) and time.monotonic() < until_s and not follower.interrupted:
             time.sleep(0.1)
         read = [decode(file.read_bytes(), Store().load) if file.exists() else None for file in results]
         there = [one for one in read if one is not None and one.comparisons]
         if there:
             silent = [i for i, one in enumerate(read) if one is None or not one.comparisons]
-            notes = [f"{self.plan.arms[i].label} gave no result: {self.cell.ending_words(followed)}" for i in silent]
+            notes = [f"{self.plan.arms[i].label} gave no result: {self.cell.ending_words(follower)}" for i in silent]
             whole = joined(there)
             return msgspec.structs.replace(whole, notes=(*whole.notes, *notes))
-        if followed.interrupted:
+        if follower.interrupted:
             raise Interrupted("Interrupted: nothing was compared yet.")
-        raise UsageError(f"Nothing was compared. {self.cell.ending_words(followed)}")
+        raise UsageError(f"Nothing was compared. {self.cell.ending_words(follower)}")
 
 
 class _RankedProgress:
@@ -137,7 +137,7 @@ ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 
 
 def places(folder: Path, task: int | None) -> tuple[Path, Path, Path]:
-    """Of the result, the progress and the agreement of a job, or of one task of an array of jobs."""
+    """The files of result, progress and agreement of a job, or of one task of a Slurm array."""
     suffix = "" if task is None else f".{task}"
     return folder / f"{RESULT}{suffix}", folder / f"{PROGRESS}{suffix}", folder / f"{AGREED}{suffix}"
 
@@ -182,7 +182,7 @@ def file_code(text: str, namespace: dict[str, Any], file: str, source: Literal["
 
 
 def _writer(file: Path) -> Callable[[Progress], None]:
-    """Not onto the disk each time: it is called while the user's code runs."""
+    """A listener that writes the progress to this file, without fsync: it runs beside the user's code."""
 
     def write(progress: Progress) -> None:
         with suppress(StoreError):  # who cannot be shown how far it is gets the result all the same
@@ -220,7 +220,7 @@ class RanksSweep(Struct, frozen=True):
 
     @property
     def limit_s(self) -> float:
-        """After which no further round begins."""
+        """The time after which no further round begins."""
         return DEFAULT_BUDGET_S + FURTHER_BUDGET_S * len(self.counts) if self.budget_s is None else self.budget_s
 
     def run(self) -> ScalingView:
@@ -239,7 +239,7 @@ class RanksSweep(Struct, frozen=True):
                         Progress(what, done, rounds * len(order), None, elapsed_s=elapsed_s, about_s=about_s)
                     )
                     try:
-                        ranks = replace(self.cell, ranks=count).recorded(quiet=number > 0)
+                        ranks = replace(self.cell, ranks=count).record(quiet=number > 0)
                     except Interrupted:
                         stopped = True
                         break
@@ -265,7 +265,7 @@ class RanksSweep(Struct, frozen=True):
 
 
 def _step_us(ranks: Ranks) -> float:
-    """Of the slowest rank, the median. Raises UsageError where no step was counted."""
+    """The median step of the slowest rank. Raises UsageError where no step was counted."""
     steps = [figures.step_us for figures in map(facts, ranks.runs.values()) if figures.step_us is not None]
     if not steps:
         raise UsageError(f"No step counts in {len(ranks.runs)} ranks: run more steps, or mark them with gpulab.step().")

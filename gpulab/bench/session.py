@@ -72,7 +72,7 @@ IN_MEMORY = 6  # runs with their traces; others are read from disk when they are
 
 
 class _Job(Struct):
-    """One thing that the bench does. `fault`: of ours, or bad input; what the user's code raised is `engine.error`."""
+    """One job of the bench. `fault`: an error of gpulab or of the input; `engine.error` is that of the user's code."""
 
     kind: Kind
     engine: Runner | Climber
@@ -196,7 +196,7 @@ class BenchSession:
 
     @property
     def _news(self) -> str:
-        """What is other than when the rows were measured: after a restart of the kernel, above all."""
+        """What has changed since the rows were measured, above all by a restart of the kernel."""
         again = self.bench.baseline is not None and observation_of(self.code) is None
         return " ".join(filter(None, (missing_names(self.code), MEASURED_AGAIN if again else "")))
 
@@ -362,14 +362,14 @@ class BenchSession:
         self._show(table=view.tables(bench, self._marks, alive=True, axis=job.axis))
 
     def _tick(self, progress: Progress) -> None:
-        """Also from another thread."""
+        """Show progress; also called from another thread."""
         job = self._job
         if job is not None:
             job.status = Status.of(progress, job.status, stopping=job.status.stopping)
             self._show(status=job.status)
 
     def _end(self, job: _Job) -> None:
-        """Remember and show what came of it. A view that fails loses nothing."""
+        """Keep and show the result. A view that fails loses nothing."""
         try:
             message, level = self._understand(job)
         except Exception as e:
@@ -384,7 +384,7 @@ class BenchSession:
         self._main.later(0.0, self._predict)
 
     def _understand(self, job: _Job) -> tuple[str, Level]:
-        """Keep what there is; the sentence that is said of it."""
+        """Keep the result; returns the sentence to show and its level."""
         remember_full_runs(job.engine.full_runs)
         for full_run in job.engine.full_runs:
             if full_run.error is None:
@@ -417,7 +417,7 @@ class BenchSession:
         return view.sum_words(total) if total is not None else rows_words(self.bench, job.rows, experiment.stopped)
 
     def _take_attempts(self, record: Climb) -> None:
-        """Each rung is a row: what was kept before it and it, against the baseline by way of what was kept."""
+        """Each attempt becomes a row: its speed is chained with that of what was kept before."""
         if record.baseline is not None and self.bench.baseline is None:
             self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.baseline))
         for rung in record.rungs[-1:]:  # the others were taken when they ended
@@ -449,7 +449,7 @@ class BenchSession:
         self.choose(self._settings)
 
     def _draw_anew(self, message: str, level: Level = "quiet") -> None:
-        """All of it, without what is expected of the toggles, which follows."""
+        """Draw everything; the expectations of the toggles follow."""
         self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, None)
         self.choose(self._settings)
         self._draw_rows()

@@ -91,7 +91,7 @@ def refusal(knob: Knob, observation: Observation, value: Value) -> str:
 
 
 def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Facts) -> tuple[list[Toggle], str]:
-    """With what each promises and its rank; and why nothing is expected of any, if nothing is."""
+    """The toggles with predictions and ranks; and why nothing is expected of any, if so."""
     evidence = learned_here(figures)
     findings = diagnosis_for_report(figures, evidence).findings
     proposals = {name: text for f in reversed(findings) for name, text in f.settings}
@@ -130,7 +130,7 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
 
 
 def _cost(prediction: Prediction, figures: Facts) -> SetupCost | None:
-    """What is expected to be taken once, and after how many steps it is saved."""
+    """The expected one-time cost, and after how many steps it pays off."""
     interval, step = prediction.interval, figures.typical_step_us
     said: Verdict = "faster" if interval is not None and interval[1] < 1 else "undecided"
     speed = Speed(said, prediction.ratio, interval, setup_s=prediction.setup_s)
@@ -138,7 +138,7 @@ def _cost(prediction: Prediction, figures: Facts) -> SetupCost | None:
 
 
 def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
-    """What gains, then what the diagnosis names and only a run tells, then the others; last what cannot act."""
+    """Predicted gains first, then fixes of the diagnosis without a prediction, then others; fixed ones last."""
 
     def place(toggle: Toggle) -> tuple[bool, int, float]:
         predicted, fixed = toggle.prediction, bool(toggle.reason)
@@ -160,7 +160,7 @@ MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told h
 
 
 def valid(settings: object) -> dict[str, Value]:
-    """What a front end sent, as values of knobs; what is none is left out."""
+    """Settings from a front end as values of knobs; what is no valid value is left out."""
     values: dict[str, Value] = {}
     for name, value in settings.items() if isinstance(settings, Mapping) else ():
         if name in KNOBS and isinstance(value, (bool, int, float, str)):
@@ -194,7 +194,7 @@ def plan_of(
 
 
 def arm_of(settings: Mapping[str, str], variables: Variables) -> Arm:
-    """Settings as shown, as those of the cell with these variables."""
+    """The arm of settings that are given as text, for a cell with these variables."""
     (arm,) = arms_in(variables, [f"{name}={text}" for name, text in settings.items()])
     return arm
 

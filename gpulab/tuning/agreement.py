@@ -1,4 +1,4 @@
-"""What the ranks of one experiment have to agree on: each decision is the first one's, each failure everyone's.
+"""Agreement among the ranks of one experiment: rank 0 decides for all, and a failure of one is the failure of all.
 
 A rank that ends a run earlier than the others leaves them waiting in a collective. So nothing ends a run of ranks by
 the clock: it has as many steps on all of them, and whether another one follows is decided between two runs.
@@ -38,18 +38,18 @@ LONGEST_WAIT_S = 3600.0  # for the slowest rank's run to end
 
 
 class Agreement:
-    """One process decides alone: each value is its own."""
+    """The agreement of a single process with itself."""
 
     rank = 0
     size = 1
     failed_s: float | None = None  # when the code of the latest run raised, by this machine's clock
 
     def of_first(self, value: Agreed) -> Agreed:
-        """What the first rank says. Plain data: numbers, texts, lists."""
+        """The value of rank 0. Plain data: numbers, texts, lists."""
         return value
 
     def of_all(self, value: Agreed) -> list[Agreed]:
-        """What each rank says, in their order."""
+        """The value of each rank, in order."""
         return [value]
 
     @property
@@ -63,7 +63,7 @@ class Agreement:
 
 
 class RanksAgreement(Agreement):
-    """Of the ranks that torchrun has started, by a file that all of them see. Imports torch."""
+    """The agreement of ranks that torchrun started, through a file that all of them see. Imports torch."""
 
     def __init__(self, file: Path, environment: Mapping[str, str] = os.environ) -> None:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ class RanksAgreement(Agreement):
         self._past_groups: list[_PastGroup] = []
 
     def of_first(self, value: Agreed) -> Agreed:
-        """As the first rank has it. Waits for it."""
+        """The value of rank 0; waits for it."""
         key = self._next()
         if self.rank == 0:
             self._store.set(key, msgspec.msgpack.encode(value))
@@ -85,14 +85,14 @@ class RanksAgreement(Agreement):
         return first
 
     def of_all(self, value: Agreed) -> list[Agreed]:
-        """As each rank has it. Waits for all of them."""
+        """The value of each rank; waits for all of them."""
         key = self._next()
         self._store.set(f"{key}/{self.rank}", msgspec.msgpack.encode(value))
         return [msgspec.msgpack.decode(self._store.get(f"{key}/{rank}")) for rank in range(self.size)]
 
     @contextmanager
     def one_run(self) -> Iterator[None]:
-        """The code may begin a process group inside, as in a process of its own; it is gone at the end."""
+        """The code may create a process group inside, as in a fresh process; it is destroyed at the end."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._runs += 1
@@ -121,7 +121,7 @@ class RanksAgreement(Agreement):
                         sys.modules["torch.distributed"].destroy_process_group()
 
     def release(self) -> None:
-        """Let go of the process groups that are over: nobody else may be the last."""
+        """Release finished process groups, so that no other reference is the last one."""
         gc.collect()
         for group in self._past_groups:
             group.release()
@@ -133,7 +133,7 @@ class RanksAgreement(Agreement):
 
 
 class _PastGroup:
-    """Outlives the users of a process group, such as DistributedDataParallel in the frames of a run that is over.
+    """Holds a process group longer than its users do, such as DistributedDataParallel in the frames of an earlier run.
 
     Who lets go of it last waits for its threads, which may need the interpreter's lock. PyTorch's Reducer holds that
     lock meanwhile, and all stand still for ever; the Python object of a backend gives it back first.
@@ -151,7 +151,7 @@ class _PastGroup:
         self._group = group
 
     def abort(self) -> None:
-        """Whoever waits for this rank hears that it does not come.
+        """Make ranks that wait for this one fail instead of waiting.
 
         gloo's own `abort` does nothing, and its connections close only when its last user is gone.
         """
@@ -189,7 +189,7 @@ def _collecting_groups(groups: list[_PastGroup], before: Mapping[int, str]) -> I
 
 
 def _sockets() -> dict[int, str]:
-    """Each socket of this process and what the system calls it; none where the system does not tell."""
+    """The sockets of this process by file descriptor, with their inode names; empty outside Linux."""
     folder, here = "/proc/self/fd", dict[int, str]()
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -201,11 +201,11 @@ def _sockets() -> dict[int, str]:
 
 
 class RankEnded(BaseException):
-    """Another rank was interrupted, or left: the experiment ends with it."""
+    """Another rank was interrupted or exited: the experiment ends."""
 
 
 def error_of_all(ranks: Agreement, own: BaseException | None) -> BaseException | None:
-    """What the run of all ranks raised first, `own` by this one: others only lost touch with the rank that failed.
+    """The first error of the run on any rank, `own` being that of this one: later ones are mere consequences.
 
     By each rank's own clock; what is no Exception comes before all others.
     """
@@ -237,7 +237,7 @@ class _Document(Struct, frozen=True):
 
 
 def encode(experiment: Experiment) -> bytes:
-    """For `decode`; the runs themselves are not in it."""
+    """The experiment without its runs, for `decode`."""
     runs = tuple(side.facts.run.id if side.facts is not None else "" for side in experiment.sides)
     sides = tuple(map(_bare, experiment.sides))
     comparisons = tuple(replace(c, a=_bare(c.a), b=_bare(c.b)) for c in experiment.comparisons)
@@ -245,7 +245,7 @@ def encode(experiment: Experiment) -> bytes:
 
 
 def decode(content: bytes, load: Callable[[str], Run]) -> Experiment:
-    """Raises StoreError where it cannot be read, or `load` has not the run."""
+    """Raises StoreError where it cannot be read, or `load` does not find a run."""
     try:
         document = msgspec.msgpack.decode(content, type=_Document)
     except msgspec.MsgspecError as e:

@@ -1,4 +1,4 @@
-"""The arms of an experiment that goes on: what ran of each, what it became, and which of them go on."""
+"""The state of each arm while an experiment runs, and which arms run on in the next turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads s
 
 
 class ArmState(Struct):
-    """One arm of an experiment that goes on: what ran of it, and what came out so far."""
+    """One arm while the experiment runs: its full run and its blocks so far."""
 
     arm: Arm
     execution: Execution
@@ -42,7 +42,7 @@ class ArmState(Struct):
 
     @property
     def side(self) -> Side:
-        """What was measured of it so far."""
+        """The measurements so far."""
         full_run = self.full_run
         side = Side(self.arm.label, self.arm.texts, None, tuple(self.blocks), failure=self.failure)
         side = replace(side, seed_losses=tuple(self.seed_losses), prediction=self.prediction)
@@ -62,7 +62,7 @@ class ArmState(Struct):
         )
 
     def reached(self, comparison: Comparison) -> str:
-        """How far it came, where the experiment ended early: "after 3 pairs of blocks"."""
+        """When the experiment ended early, as far as this arm: "after 3 pairs of blocks"."""
         if self.full_run is None:
             return f"before {self.arm.label} had run"
         if comparison.evidence == "interleaved":
@@ -70,13 +70,13 @@ class ArmState(Struct):
         return "before a pair of blocks had run: only the full run of each is there"
 
     def loader(self, baseline: FullRun) -> Loader | None:
-        """The DataLoader that the code has under that arm, as far as it is known before a run."""
+        """The DataLoader under this arm, as far as it can be told before the run."""
         settings = {knob.name: value for knob, value in self.execution.arm.knobs.items()}
         loader = with_settings(baseline.observation, settings).loader
         return loader.record if loader is not None else None
 
     def profiled_steps(self, baseline: FullRun | None) -> int:
-        """Enough that some remain when those are left out that need not wait: batches were ready for them."""
+        """The number of profiled steps: enough remain without the steps whose batches were loaded ahead."""
         if is_quick():
             return QUICK_TRACED
         if baseline is None:
@@ -101,13 +101,13 @@ def failure_of(error: BaseException, full_run: FullRun | None) -> str:
 
 
 def no_effect(run: Run) -> str:
-    """Why there is nothing to compare in blocks: knobs that were turned, and the run shows that none acted."""
+    """Why blocks are pointless: the run shows that none of the knobs had an effect; else empty."""
     idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable"]
     return NO_EFFECT + "; ".join(c.evidence for c in idle) if idle and len(idle) == len(run.changes) else ""
 
 
 def faster_half(arms: Sequence[ArmState], able: list[int], turn: int) -> list[int]:
-    """Successive halving: A, and after each second turn the better half of the others; A alone when it is done."""
+    """Successive halving: every second turn the slower half of the arms drops out; A alone remains at the end."""
     others = able[1:]
     if turn % SCREENING_TURNS:
         return able
@@ -124,6 +124,6 @@ def faster_half(arms: Sequence[ArmState], able: list[int], turn: int) -> list[in
 
 
 def carry_verdicts(arms: Sequence[ArmState]) -> bool:
-    """Of all against the first; of several also so precisely that they can be told from each other."""
+    """Whether the blocks so far decide each arm against the first; of several arms also their ranking."""
     a, *sides = (arm.side for arm in arms)
     return all(carries_verdict(a, b, precise=len(sides) > 1) for b in sides)

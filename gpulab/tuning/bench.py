@@ -1,4 +1,4 @@
-"""What was tried on one cell and what came of it: rows that outlive the process, each measured against the first.
+"""The rows of a bench: each is one setting of a cell, measured against the first row, and outlives the process.
 
 The first row is the baseline. Every other row has blocks that ran in turn with blocks of the first: their
 pairs give its speed. A cell to which an edit was applied has another text, and so another baseline. Pure.
@@ -105,7 +105,7 @@ class Row(Struct, frozen=True):
 
 
 def plain_text(code: str) -> str:
-    """By which the text of a cell is known: without empty lines around it."""
+    """The text of a cell as its key: without empty lines around it."""
     return code.rstrip().lstrip("\n")
 
 
@@ -125,7 +125,7 @@ class Bench(Struct, frozen=True):
         return tuple(row for row in self.rows if row.code in ("", self.code))
 
     def at(self, code: str) -> Bench:
-        """The bench when its cell has this text: all rows stay, and say what they were measured on."""
+        """The bench of the cell under this text: all rows stay, and name the text on which they were measured."""
         code = plain_text(code)
         if code == self.code:
             return self
@@ -133,7 +133,7 @@ class Bench(Struct, frozen=True):
         return Bench(code, rows, tuple(text for text in (*self.texts, self.code) if text != code))
 
     def joined(self, other: Bench) -> Bench:
-        """With what another bench of the same text has besides."""
+        """With the rows and texts that only the other bench of this cell has."""
         rows = (*self.rows, *(row for row in other.rows if self.row(row.id) is None))
         texts = dict.fromkeys((*other.texts, *self.texts))
         return replace(self, rows=rows, texts=tuple(texts), observation=self.observation or other.observation)
@@ -183,7 +183,7 @@ class Bench(Struct, frozen=True):
         return tuple(row if (us := self._block_us(row)) is None else with_time(row, us) for row in rows)
 
     def edit_between(self, a: Row, b: Row) -> str:
-        """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
+        """The edit from A to B: a diff where the code of both is known, then the snippets without a place in it."""
         cells = [plain_text(row.cell or ("" if row.settings else row.code or self.code)) for row in (a, b)]
         marked = list(zip("AB", (a, b), strict=True))
         loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
@@ -245,7 +245,7 @@ class Bench(Struct, frozen=True):
         return self.put(replace(row_of(row, comparison, base, 0), speed=speed, blocks=()))
 
     def with_climb(self, climb: Climb) -> Bench:
-        """With all that a climb kept against the first row itself, as its headline has it."""
+        """With the final comparison of a climb: all that it kept against the first row."""
         whole, baseline = climb.whole, self.baseline
         row = self.of(whole.b.settings) if whole is not None else None
         if whole is None or baseline is None or row is None:
@@ -283,7 +283,7 @@ def best_of(rows: Sequence[Row]) -> Row | None:
 
 
 def cost_of_row(first: Row, row: Row) -> SetupCost | None:
-    """What a row takes once, and after how many steps of the first row it has saved that."""
+    """The one-time cost of a row, and after how many steps of the first row it pays off."""
     if row.speed is None or row.failure:
         return None
     return setup_cost(row.speed, first.step_us, first.cell_steps)
@@ -331,7 +331,7 @@ def pair_speeds(baseline: Row, row: Row) -> tuple[float, ...]:
 
 
 def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
-    """From blocks alone; None without a pair."""
+    """The speed from blocks alone; None without a pair."""
     compared = compare_blocks(*_sides(baseline, blocks))
     return compared.speed if compared.ratio is not None else None
 
@@ -350,7 +350,7 @@ def _sides(baseline: Sequence[Block], blocks: Sequence[Block]) -> tuple[Side, Si
 
 
 def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
-    """The row with the blocks of that arm on top of its own; its samples by them where no run in full has told."""
+    """The row with the blocks of that arm added; its samples per step by them where no full run has shown them."""
     own = [replace(block, turn=block.turn + turn, arm=0) for block in blocks if block.arm == arm]
     samples = [block.sample_count / block.step_count for block in own if block.sample_count and block.step_count]
     per_step = row.samples_per_step or (float(np.median(samples)) if samples else None)

@@ -46,7 +46,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 
 
 class Execution:
-    """An arm made ready to run again and again: the code with its variables in its text, and what is set around it.
+    """An arm that can run again and again: the code with its variables in the text, and the knobs to set around it.
 
     `within` is entered around each run of the code. After a run `effects` are what its settings did and `observed` what
     it used, where PyTorch was imported.
@@ -70,7 +70,7 @@ class Execution:
 
     @contextmanager
     def applied(self, *, in_full: bool = True, module_calls: int = SAMPLES) -> Iterator[Code]:
-        """Everything is set inside; the code to run. `in_full`: it is observed as well, which slows down its steps.
+        """All settings apply inside; gives the code to run. `in_full`: it is observed as well, which slows its steps.
 
         `module_calls` are watched at most a few times. What an arm does before a block slows down that block.
         """
@@ -91,20 +91,20 @@ class Execution:
             yield self.code.through(lines) if reads else self.code
 
     def observation(self, run: Run) -> Observation:
-        """What the code used in that run of it."""
+        """The loaders, modules and optimizers that the code used in that run."""
         return (self.observed or Observer()).observation(run)
 
     def changes(self, run: Run) -> tuple[Change, ...]:
-        """Whether the settings took effect in that run of it."""
+        """Whether the settings took effect in that run."""
         return self.arm.changes(self.effects, run, self.observation(run)) if self.arm.names else ()
 
     def remember(self, run: Run) -> None:
-        """What the code used in that run, where it ran as written."""
+        """Remember what the code used in that run, where it ran without settings."""
         if self.observed is not None and not self.arm.names:
             remember(self.code, self.observation(run))
 
     def _put_literals_back(self) -> None:
-        """What the code has made of a literal set for it becomes what it would have made of its own."""
+        """Names that still have the value set for a literal get the value that stands in the code."""
         names = self.code.namespace
         for name, (value, literal) in self._put_back.items():
             if name in names and type(names[name]) is type(value) and names[name] == value:
@@ -112,7 +112,7 @@ class Execution:
 
 
 def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
-    """Of code with these settings, as `--set` has them. Raises UsageError for one that it certainly cannot have."""
+    """The execution of code with the settings of `--set`. Raises UsageError for one that certainly cannot be set."""
     names = code.variables
     arm = Arm(parse_settings(settings or (), names.has, names.names))
     resolved = resolve(arm, code, Objects(code, observation_of(code))) if arm.settings else NO_SETTINGS
@@ -122,7 +122,7 @@ def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
 
 
 class FullRun(Struct, frozen=True):
-    """What came out of one full run. `error`: what the user's code raised, other than the end we asked for."""
+    """The result of one full run. `error`: what the user's code raised; gpulab's own stop is none."""
 
     run: Run
     observation: Observation
@@ -134,7 +134,7 @@ class FullRun(Struct, frozen=True):
 
 
 class Stopper(Struct):
-    """Ends what runs now at its next step, and everything after it."""
+    """Ends the current run at its next step, and every run after it."""
 
     requested: bool = False
     late: Callable[[], bool] = lambda: False  # the time is over: what runs then is ended as well
@@ -146,7 +146,7 @@ class Stopper(Struct):
 
     @property
     def words(self) -> str:
-        """Where it is: "step 12", "starting 2 workers"; empty between two runs. From any thread."""
+        """Where the run is: "step 12", "starting 2 workers"; empty between two runs. From any thread."""
         current = self.current
         return self.after if current is None else current.beside_steps or f"step {current.step_count}"
 
@@ -169,7 +169,7 @@ class Stopper(Struct):
         self.cut()
 
     def cut(self) -> None:
-        """End what runs now, whoever asked for it: at its next step, and what a knob prepares before it."""
+        """End the current run at its next step, and whatever a knob is preparing."""
         current = self.current
         if current is not None:
             preparation.end()
@@ -185,7 +185,7 @@ class Stopper(Struct):
             current.request_stop()
 
     def _is_over_limit(self, capture: Capture) -> bool:
-        """What a knob needs to get ready does not count."""
+        """The time in which a knob prepares does not count."""
         spent_s = capture.now() / 1e9
         if self._first_step_s is None and capture.step_count:
             self._first_step_s = spent_s
@@ -194,7 +194,7 @@ class Stopper(Struct):
         return spent_s - sum(one.preparation_s for one in list(self.effects.values())) > PREPARATION_LIMIT_S
 
     def start(self, current: Capture | ShortRun) -> None:
-        """This runs from now on."""
+        """This is the current run from now on."""
         self._first_step_s, self.current = None, current
         if self.ends:
             self.cut()
@@ -254,7 +254,7 @@ def run_full(
 
 
 def run_block(execution: Execution, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
-    """Run the code as one block, whose place in an experiment is not set yet. Gives back what was raised, if it was."""
+    """Run the code as one block, without a place in an experiment yet; or return the exception that it raised."""
     losses, waits = Losses(), CoreWait()
     block = ShortRun(size.total, execution.code.text, on_gpu=on_gpu)
     began_ns, waited_ns = perf_counter_ns(), waits.read()
@@ -295,7 +295,7 @@ def _execute(
     in_full: bool,
     quiet: bool,
 ) -> BaseException | None:
-    """Run the code inside a capture that has begun; what was raised, our own end of it among it.
+    """Run the code inside a capture that has started. Returns what was raised, also gpulab's own stop.
 
     Knobs that are taken out after it may raise on top of what the code raised, on a lost GPU for one.
     """
@@ -323,12 +323,12 @@ def _execute(
 
 
 def _first(error: BaseException | None, later: BaseException) -> BaseException:
-    """The error that came first of these two; an interrupt is never passed over."""
+    """The earlier of two errors; but an interrupt always wins."""
     return later if error is None or not isinstance(later, Exception) else error
 
 
 def _unless_own(capture: Capture | ShortRun, error: BaseException | None) -> BaseException | None:
-    """The error, unless it is our own end of the run.
+    """The error; None for gpulab's own stop of this run.
 
     Whoever calls it has no local that names our own end: in the traceback of that end, it would keep alive all that
     the code held, GPU memory too.
@@ -339,7 +339,7 @@ def _unless_own(capture: Capture | ShortRun, error: BaseException | None) -> Bas
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """All global random numbers begin at `seed` inside, and are put back: of torch, its GPUs, NumPy and Python."""
+    """Seeds torch, its GPUs, NumPy and Python inside, and restores their random states at the end."""
     with preserving_randomness():
         random.seed(seed)
         sys.modules["numpy"].random.seed(seed)

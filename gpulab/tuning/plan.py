@@ -1,4 +1,4 @@
-"""What an experiment is to do: its arms, the length and order of its blocks, and the time that it may take."""
+"""The plan of an experiment: its arms, the length and order of its blocks, and its time budget."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def arms_in(names: Variables, settings: Sequence[str], sweeps: Sequence[str] = (
 
 
 class Plan(Struct, frozen=True):
-    """Arms beside the baseline, and bounds. None: gpulab chooses, and says so."""
+    """The arms beside the baseline, and bounds; where a bound is None, gpulab chooses and says so."""
 
     arms: tuple[Arm, ...]
     base: Arm = field(default_factory=Arm)  # what they are compared with: the baseline
@@ -93,7 +93,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def bounded(self) -> Plan:
-        """The same; while gpulab is to be quick, with as few pairs and steps as compare anything at all."""
+        """The same plan; in quick mode with the fewest pairs and steps that still compare."""
         if not is_quick():
             return self
         plan = replace(self, seeds=min(self.seeds, 1))
@@ -102,7 +102,7 @@ class Plan(Struct, frozen=True):
         return replace(plan, pairs=at_most(self.pairs, QUICK_PAIRS), block_steps=at_most(self.block_steps, QUICK_STEPS))
 
     def run_name(self, arm: Arm) -> str:
-        """By which a user finds the run of an arm among others: "workers=2,4: baseline", "workers=2"."""
+        """The name of an arm's run in lists: "workers=2,4: baseline", "workers=2"."""
         if self.name:
             return f"{self.name}: {arm.label}"
         pairs = dict.fromkeys(pair for other in self.arms for pair in other.texts.items())
@@ -141,7 +141,7 @@ FEWEST_TURNS = 4  # where no budget ends it sooner; definitions.md, "Honest comp
 
 
 class Size(Struct, frozen=True):
-    """Of a block, in steps: those dropped at its start, then those that count."""
+    """The length of a block in steps: warm-up steps that are dropped, then steps that count."""
 
     warmup: int
     steps: int
@@ -182,20 +182,20 @@ def _rounded_up(count: int, whole: int) -> int:
 
 
 def pairs_within(budget_s: float, turn_s: float, pairs: int | None = None) -> int:
-    """How many turns there are to be: these pairs, else as many as fit, at least four."""
+    """The number of turns: `pairs` where given, else as many as fit, at least four."""
     if pairs is not None:
         return pairs
     return max(FEWEST_TURNS, min(PAIRS[1], int(budget_s / max(turn_s, 1e-6))))
 
 
 def turn_s(runs: Sequence[Run], size: Size) -> float:
-    """What a turn takes as far as these runs tell, of which the first runs twice."""
+    """The estimated time of a turn from one run of each arm; the first arm runs twice in it."""
     steps_s = [step_s(run) for run in runs]
     return size.total * (sum(steps_s) + steps_s[0])
 
 
 def expected(one_s: float, arms: int, pairs: int | None = None) -> tuple[float, float]:
-    """What an experiment takes in all, at least and about, in s.
+    """The time of a whole experiment in s: at least, and about.
 
     `one_s` is the step of an earlier run, `arms` their number beside the baseline; their steps take about the same.
     """
@@ -226,7 +226,7 @@ def _least_steps(one_s: float) -> int:
 
 
 def step_s(run: Run) -> float:
-    """The mean of its steps that count."""
+    """The mean step, in s, of those that count."""
     rows = select(run).rows
     wall_ns = run.steps.time_ns[rows] if len(rows) else run.steps.time_ns
     return max(1e-6, float(np.mean(wall_ns)) / 1e9) if len(wall_ns) else 1.0
@@ -248,14 +248,14 @@ EVERY_S = 0.5
 
 
 def default_budget_s(plan: Plan) -> float:
-    """Of a plan without a budget of its own: more settings take longer."""
+    """The budget of a plan that names none: more settings get more time."""
     if not plan.interleaved:
         return math.inf
     return (ROW_BUDGET_S if plan.early else DEFAULT_BUDGET_S) + FURTHER_BUDGET_S * max(0, len(plan.arms) - 1)
 
 
 class Budget:
-    """Counts from when it is made. One that the user names is fixed; else it grows to what the least needs."""
+    """The time budget, from its creation on. The user's own is fixed; another grows to fit the fewest turns."""
 
     def __init__(self, plan: Plan, clock: Clock = time.monotonic) -> None:
         self.is_fixed = plan.budget_s is not None
@@ -282,24 +282,24 @@ class Budget:
         return self.rest_s <= 0
 
     def full_run_s(self, runs: int) -> float:
-        """How long each of so many full runs that are still to come may take."""
+        """The time limit of each of so many full runs that are still to come."""
         return max(LEAST_FULL_RUN_S, (self._full_runs_s - self.elapsed_s) / max(1, runs))
 
     def expect(self, needed_s: float) -> None:
-        """Make room for what the least takes in all, where the user names no budget."""
+        """Extend the budget to the time of the fewest turns, unless the user named one."""
         self.needed_s = needed_s
         if not self.is_fixed:
             self.limit_s = min(self._most_s, max(self.limit_s, needed_s + ENDING_S))
 
     @property
     def too_short(self) -> str:
-        """A sentence where the least does not fit."""
+        """A sentence where the fewest turns do not fit; else empty."""
         if self.needed_s is None or self.needed_s <= self.limit_s:
             return ""
         return f"The budget of {self.words} is short: the minimum takes about {while_s(self.needed_s)}."
 
     def timed(self, progress: Progress) -> Progress:
-        """With what is known of the time; blocks end as soon as they decide it, unless the user names their number."""
+        """The progress with elapsed and expected time; `about_s` only where the number of pairs is fixed."""
         return replace(
             progress,
             elapsed_s=self.elapsed_s,
@@ -316,7 +316,7 @@ class Budget:
 
 @contextmanager
 def repeated(task: Callable[[], None]) -> Iterator[None]:
-    """Inside, `task` is called again and again on a thread of its own."""
+    """Calls `task` every half second on a thread of its own."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -1,4 +1,4 @@
-"""What each arm of an experiment should bring, predicted before it runs and kept with what was measured after."""
+"""Predictions for the arms of an experiment, made before they run and logged with the measurement after."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ArmPredictions(Struct):
     sizes: dict[int, tuple[float, int | None]] = field(default_factory=dict)
 
     def of(self, arm: ResolvedArm, settings: Mapping[str, str], base: Mapping[str, str]) -> Prediction:
-        """What these settings bring to the run of the base. A variable that names a batch size is taken for one."""
+        """The prediction for these settings against the base. A variable named like a batch size counts as one."""
         changed = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
         strange = [d.name for d in changed.values() if d.knob is None and not names_batch(d)]
         if strange:
@@ -49,7 +49,7 @@ class ArmPredictions(Struct):
         return replace(prediction, settings=dict(settings))
 
     def measure_sizes(self, arms: Iterable[ResolvedArm], run_size: Callable[[Setting, int], Block | None]) -> None:
-        """Short runs at two other batch sizes and the present one, where an arm has another one."""
+        """Run short blocks at the present and two other batch sizes, where an arm changes the batch size."""
         batches = [d for arm in arms for d in arm.names if names_batch(d) and not d.refusal and not d.is_current]
         targets = [d.value for d in batches if isinstance(d.value, int) and d.value > 0]
         if not targets or self.sizes:
@@ -79,7 +79,7 @@ def names_batch(setting: Setting) -> bool:
 
 
 def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
-    """The present size and two others, none of them one that is to be predicted, where there is room between."""
+    """The present batch size and two others; sizes that are to be predicted are left out."""
     furthest = max(targets, key=lambda size: abs(np.log(size / before)))
     between = round(float(np.sqrt(before * furthest)))
     other = max(1, before // 2) if furthest > before else round(float(np.sqrt(before * between)))
@@ -87,7 +87,7 @@ def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
 
 
 def log_predictions(experiment: Experiment) -> str:
-    """Put what was predicted and measured on the scoreboard. Returns why that failed; empty: it did not."""
+    """Add predictions with their measurements to the scoreboard. Returns the reason of a failure, or an empty text."""
     records = [r for r in (_record(c) for c in experiment.comparisons) if r is not None]
     try:
         Scoreboard().append(records)
@@ -97,7 +97,7 @@ def log_predictions(experiment: Experiment) -> str:
 
 
 def _record(comparison: Comparison) -> Record | None:
-    """Only of a comparison by blocks in turn that decided something, of settings that took effect."""
+    """None unless interleaved blocks decided the comparison and the settings took effect."""
     prediction, facts = comparison.b.prediction, comparison.a.facts
     if prediction is None or prediction.ratio is None or prediction.interval is None or facts is None:
         return None

@@ -80,7 +80,7 @@ class ResolvedArm(Struct, frozen=True):
 
     @property
     def failure(self) -> str:
-        """The same beside the arm's label: the only setting of an arm is not named once more."""
+        """The refusal to show beside the label of the arm, which names a single setting already."""
         return self.names[0].refusal if len(self.names) == 1 else self.refusal
 
     def unchanged(self, base: Mapping[str, Plain] | None = None) -> str:
@@ -92,7 +92,7 @@ class ResolvedArm(Struct, frozen=True):
         return f"the baseline has {'this' if len(same) == 1 else 'all of this'} already, so there is nothing to compare"
 
     def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
-        """Why it is another training, and not only another speed. `checks`: what was observed in its run.
+        """Why the arm changes the training itself, not only its speed. `checks`: what its run showed.
 
         `base`: settings that the side it is compared with has as well.
         """
@@ -105,7 +105,7 @@ class ResolvedArm(Struct, frozen=True):
         return "; ".join(r for r in reasons if r)
 
     def edit(self, code: Code, checks: Iterable[Change]) -> Edit | None:
-        """What makes it permanent; None where it cannot be set or changed nothing."""
+        """The edit that makes the arm permanent; None where it cannot be set or changed nothing."""
         if self.refusal or self.observation is None:
             return None
         lasting = [
@@ -115,9 +115,9 @@ class ResolvedArm(Struct, frozen=True):
         return edit(code.text, lasting) if lasting else None
 
     def changes(self, effects: Mapping[str, KnobEffects], run: Run, changed: Observation) -> tuple[Change, ...]:
-        """Whether each setting took effect in a run in which it was set; `changed`: what that used, settings and all.
+        """Whether each setting took effect in its run; `changed`: what the code used in that run, under the settings.
 
-        Where the code did not just run as written, it also says what speaks against a setting that was tried.
+        Without a run of the baseline just before, it also checks each setting against what the run showed.
         """
         if self.certain:
             return tuple(_change(d, self.observation, effects, run) for d in self.names)
@@ -206,7 +206,7 @@ def resolve(arm: Arm, code: Code, evidence: Observation | Objects) -> ResolvedAr
 
 
 def _knob_of(name: str, value: Plain, observation: Observation | None, own: Variables) -> Knob | None:
-    """By the catalogue's rule where there is an observation; else a literal of the code is meant before a knob."""
+    """The knob that a name means. Without an observation a literal of the code takes precedence over a knob."""
     knob = catalogue.KNOBS.get(name)
     if observation is not None or knob is None:
         return catalogue.decide(name, observation or Observation(Device("cpu", "")), own.has)
@@ -224,7 +224,7 @@ def _fits(read: Callable[..., object], *value: object) -> bool:
 
 
 class Objects:
-    """The DataLoaders and modules that are there before the code runs, and what it was observed to use, if it ran.
+    """The DataLoaders and modules that exist before the code runs, and the observation of an earlier run, if any.
 
     Where the code builds loaders itself, those are not among them.
     """
@@ -286,7 +286,7 @@ class Objects:
         return knob.refuses(Observation(Device("cpu", "CPU"), modules=self._modules), value) or ""
 
     def _unfit_dataset(self) -> str:
-        """The code builds its DataLoader, from a Dataset of the notebook."""
+        """Why a Dataset that the notebook defines cannot be sent to spawned workers; empty where it can."""
         from torch.utils.data import Dataset
 
         method = start_method()
@@ -330,7 +330,7 @@ def _change(setting: Setting, observation: Observation | None, by_name: Mapping[
 
 
 def _with_evidence(change: Change, setting: Setting, bare: Observation, imagined: Observation) -> Change:
-    """With what speaks against it, and with what the code had: loaders show it, and a switch that acted was not so."""
+    """The check with the value that the code had, as the run shows it, and with what refuses the setting."""
     knob = setting.knob
     if knob is None or setting.refusal:
         return change
@@ -354,7 +354,7 @@ MOST_OBSERVATIONS = 50
 
 
 class _Memory(Struct, frozen=True):
-    """What code was observed to use as written, and whether each name that it reads is still what it was then."""
+    """What code used in its last run without settings, and a test of each name it reads: is it the same object?"""
 
     observation: Observation
     same: Mapping[str, Callable[[object], bool]]
@@ -364,7 +364,7 @@ _observations: dict[str, _Memory] = {}  # of cells that ran as written in this p
 
 
 def remember(code: Code, observation: Observation) -> None:
-    """What this code just used as written."""
+    """Remember what this code used in a run without settings."""
     names = code.namespace
     same = {name: _sameness(names[name]) for name in code.variables.read if name in names}
     _observations.pop(code.text, None)
@@ -374,7 +374,7 @@ def remember(code: Code, observation: Observation) -> None:
 
 
 def observation_of(code: Code) -> Observation | None:
-    """What this code was observed to use; None where it did not run as written yet, or reads other objects now."""
+    """What this code used in its last run without settings; None without one, or where it reads other objects now."""
     remembered = _observations.get(code.text)
     names = code.namespace
     if remembered is None or not all(name in names and same(names[name]) for name, same in remembered.same.items()):

@@ -1,4 +1,4 @@
-"""The same start for each run of an experiment: the user's state is taken once, put back, and put back at the end."""
+"""The same start for each run of an experiment: a snapshot of the user's state, restored before each and at the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Start:
         return self._words + (f" Not restored: {quoted(self.used_up)}." if self.used_up else "")
 
     def used_up_words(self, *, loads: bool) -> str:
-        """What it means that the code takes from iterators; `loads`: for a setting of a DataLoader."""
+        """A warning where the code consumes iterators; `loads`: a DataLoader option is compared."""
         names = self.used_up
         if not names:
             return ""
@@ -65,7 +65,7 @@ class Start:
             self.notes.append(words)
 
     def restore(self) -> bool:
-        """Put all back. False where nothing can run any more."""
+        """Restore the state. False where nothing can run any more."""
         if self._state is None:
             return False
         try:
@@ -86,7 +86,7 @@ class Start:
         self.note(f"Not restored: {lost}")
 
     def keep_new_names(self) -> None:
-        """The names that the code has made by now stay at the end."""
+        """Names that the code has created by now are kept at the end."""
         self._new_names = dict(self._namespace)
 
     def end(self) -> None:

@@ -139,7 +139,7 @@ def _ratios(pairs: Sequence[tuple[Block, Block]], unit: Unit) -> Float64:
 
 
 def _repeatability(a: Side, b: Side) -> list[str]:
-    """Whether a side does the same again at identical settings: what a comparison rests on."""
+    """Notes where a side does not repeat itself at identical settings, on which a comparison rests."""
     notes = []
     for side in (a, b):
         runs = [block.losses for block in side.blocks if block.losses]
@@ -163,7 +163,7 @@ _ALIKE = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98
 
 
 def decide(ratios: Float64, same: Float64, *, precise: bool = False) -> bool:
-    """Whether these ratios of B over A, and of A over itself, already carry the verdict that they would get now.
+    """Whether more pairs would not change the verdict. `ratios` are of B over A, `same` of A over itself.
 
     `precise`: also whether the interval is narrow, as the choice among several settings needs it.
     """
@@ -240,7 +240,7 @@ def _of_typical_steps(a: Side, b: Side, unit: Unit, of_blocks: Estimate | None) 
 
 
 def kind_of_steps(a: Facts | None, b: Facts | None) -> str:
-    """By which steps: a profiled step is slower than an unprofiled one, so the two are never mixed."""
+    """The steps to compare: profiled steps are slower than unprofiled ones, so the two are never mixed."""
     both = [side for side in (a, b) if side is not None]
     return UNPROFILED if all(len(side.selection.rows) for side in both) else PROFILED
 
@@ -340,7 +340,7 @@ def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Compariso
 
 
 def _label(run: Run, index: int, runs: Sequence[Run]) -> str:
-    """The run's name, told apart from another run of the same name by its id."""
+    """The run's name; its id where several runs have that name."""
     if sum(other.name == run.name for other in runs) == 1:
         return run.name
     alike = sum(other.id == run.id for other in runs[:index])

@@ -1,4 +1,4 @@
-"""What a setting costs: a million samples in time, energy and money, and what it takes once before its steps.
+"""The cost of a setting: a million samples in time, energy and money, and its one-time cost before the steps.
 
 Filling a cache, compiling and starting workers are taken once; no speedup shows them (definitions.md, "One-time cost").
 """
@@ -73,7 +73,7 @@ class SetupCost(Struct, frozen=True):
 
     @property
     def pays(self) -> bool:
-        """Whether the cell runs as many steps, as far as that is known."""
+        """Whether the cell runs that many steps; true where its number of steps is unknown."""
         return self.steps is None or self.cell_steps is None or self.steps <= self.cell_steps
 
     @property
@@ -103,7 +103,7 @@ def setup_s(a: Side, b: Side) -> float | None:
 
 
 def setup_cost(speed: Speed, step_us: float | None, cell_steps: int | None) -> SetupCost | None:
-    """Of a setting so much faster than a baseline with this step; None where there is none to speak of."""
+    """The one-time cost of a setting with this speed over a baseline with this step; None where it is negligible."""
     seconds, ratio, interval = speed.setup_s, speed.ratio, speed.interval
     if not seconds or seconds < LEAST_SETUP_S:
         return None
@@ -126,13 +126,13 @@ def cost_of(comparison: Comparison) -> SetupCost | None:
 
 
 def cost_sentence(comparison: Comparison) -> str:
-    """To follow another; empty for nothing."""
+    """A sentence to append to another; empty without a cost."""
     cost = cost_of(comparison)
     return f" {capitalized(cost.words)}." if cost is not None else ""
 
 
 def cell_steps(figures: Facts | None) -> int | None:
-    """How many steps the cell has when nobody ends it."""
+    """The number of steps of the whole cell; None where the run was ended early."""
     run = figures.run if figures is not None else None
     return len(run.steps) if run is not None and run.outcome == "completed" else None
 

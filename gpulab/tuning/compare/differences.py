@@ -104,7 +104,7 @@ def _of_loader(a: Loader | None, b: Loader | None) -> Iterator[str]:
 
 
 def _of_code(a: str, b: str) -> Iterator[str]:
-    """Which lines differ; nothing where a side keeps no code."""
+    """How many lines differ, with the first; nothing where a side has no code."""
     if not a.strip() or not b.strip() or a.split() == b.split():
         return
     lines_a, lines_b = a.splitlines(), b.splitlines()
@@ -120,7 +120,7 @@ def _line(lines: list[str]) -> str:
 
 
 def _of_workers(side: Side) -> Iterator[str]:
-    """A loader that ran with another number of workers than was asked for."""
+    """A sentence where a loader ran with another number of workers than the setting says."""
     workers = side.settings.get(WORKERS.name, "")
     loader = side.facts.run.loader if side.facts is not None else None
     if loader is not None and workers.isdecimal() and loader.num_workers != int(workers):
@@ -155,7 +155,7 @@ def _of_clocks(a: Side, b: Side) -> Iterator[str]:
 
 
 def _throttled(side: Side) -> list[str]:
-    """Reasons that held in at least one reading in ten: a single one at the start is no reason."""
+    """Throttle reasons in at least one reading of ten: a single one at the start does not count."""
     assert side.facts is not None
     series = side.facts.run.samples.get("throttle_reasons")
     if series is None or not len(series.value):

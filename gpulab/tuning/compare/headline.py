@@ -1,4 +1,4 @@
-"""The one sentence that a comparison says at a glance, with the figures that carry it."""
+"""The headline of a comparison: one sentence, and the figures it rests on."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _sentence(comparison: Comparison) -> str:
 
 
 def _undecided_words(comparison: Comparison, speed: str) -> str:
-    """What was seen, and why it is not enough."""
+    """The measured ratio, and why it does not decide."""
     if comparison.interval is None:
         return f"gave a {speed}, but too few blocks ran to tell"
     interval = f"the 95 % interval is {_bounds(comparison)}"
@@ -278,7 +278,7 @@ def because(comparison: Comparison) -> str:
 
 
 def disturbed(side: Side) -> str:
-    """What is said of profiled steps that waited for a core: any part may be longer then, whatever was turned.
+    """A sentence where the profiled steps waited for a core, which lengthens any part, whatever the settings.
 
     Empty where they did not, or where the program's own threads and workers had all of the cores: that is what it does.
     """
@@ -292,7 +292,7 @@ def disturbed(side: Side) -> str:
 
 
 def _unnamed(comparison: Comparison, per_sample: bool) -> str:
-    """Where no part that has a name is known to cover the difference."""
+    """A sentence where no part with a name covers the difference."""
     difference_us = _difference_us(comparison)
     covers = [
         part

@@ -61,7 +61,7 @@ def part_changes(a: Side, b: Side, *, per_sample: bool) -> tuple[PartChange, ...
 
 
 def comparable_accounts(a: Facts, b: Facts) -> bool:
-    """Both have an accounting of steps, of the same kind of device."""
+    """Whether both have a breakdown of steps on the same kind of device."""
     if a.breakdown is None or b.breakdown is None or a.breakdown.whole_window or b.breakdown.whole_window:
         return False
     return (a.breakdown.busy_fraction is None) == (b.breakdown.busy_fraction is None)
@@ -171,7 +171,7 @@ class _Account(Struct, frozen=True):
         return None if self.us_per_sample is None else self.shares.share[part] * self.us_per_sample
 
     def each(self, part: str, *, per_sample: bool) -> Float64:
-        """Of the profiled steps, or rounds of steps where enough are whole, around the part as it is told."""
+        """The part in each profiled step, or round of steps where enough are whole, scaled to the mean shown."""
         mean_us = (self.per_sample(part) if per_sample else self.us(part)) or 0.0
         ns = np.array([s.parts_ns[part] for s in self.steps], np.float64)
         if (rounds := len(ns) // self.round_steps) >= LEAST_STEPS:

@@ -1,4 +1,4 @@
-"""How sure a ratio of times is: its estimate, its 95 % interval, the noise floor, and what would decide it.
+"""Statistics of a ratio of times: its estimate, its 95 % interval, the noise floor, and how many pairs would decide it.
 
 definitions.md, "Honest comparison" 4 and 5. Ratios are times of B over A: below 1 is faster. All is computed with their
 logarithms: twice as fast and half as fast lie equally far from 1.
@@ -90,7 +90,7 @@ def noise_floor(same: Float64) -> float | None:
 
 
 def pairs_to_decide(estimate: Estimate, floor: float | None) -> int | None:
-    """About how many pairs would decide what so many have not, if the machine stays as noisy; None: far too many.
+    """About how many pairs would decide an undecided ratio, if the machine stays as noisy; None: far too many.
 
     Interval and floor become narrower with the square root of the pairs.
     """

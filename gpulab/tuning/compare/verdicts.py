@@ -1,4 +1,4 @@
-"""What is told of two sides whatever the evidence of their times is: the unit, the verdict, the parts, the losses."""
+"""A comparison of two sides, whether by blocks or by full runs: its unit, verdict, parts and losses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def comparison_of(
     notes: Sequence[str],
     own_ratio: float | None = None,
 ) -> Comparison:
-    """What is told of two sides whatever the evidence is. A side that failed has no ratio, whatever it did before.
+    """The comparison of two sides by this estimate of their ratio. A side that failed has no ratio.
 
     `own_ratio`: without the training thread's waits for a core; None: unknown.
     """
@@ -127,7 +127,7 @@ def as_the_pairs_say(a: Side, b: Side, unit: Unit, ratio: float) -> Side:
 
 
 def usable(side: Side) -> tuple[Block, ...]:
-    """Blocks in which something was counted."""
+    """The blocks with at least one counted step."""
     return tuple(b for b in side.blocks if b.step_count > 0 and b.time_ns > 0)
 
 
