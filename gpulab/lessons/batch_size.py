@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gpulab.formatting import factor, size
-from gpulab.lessons.check import Checked, Table, exercise, first_fault, right
+from gpulab.lessons.check import Checked, NotMeasured, Table, exercise, first_fault, right
 from gpulab.lessons.digits import Batch, DigitsInMemory
 from gpulab.lessons.figures import BLUE, ORANGE, plot
 from gpulab.lessons.guesses import Question, times
-from gpulab.lessons.measured import NotMeasured, Swept, check_enough, notes, required_experiment
+from gpulab.lessons.measured import ONE_OF_THE_SWEEP, Swept, check_enough, latest_experiment, notes
 from gpulab.lessons.memory import kept_bytes
 from gpulab.lessons.training import seeded, weights_of
 from gpulab.views.waiting import waiting
@@ -43,7 +43,7 @@ def draw_sweep(name: str, as_written: int) -> Figure:
 
     The fit is relative, so that small and large batches count alike.
     """
-    times = Swept.of(required_experiment(name), "batch_size", as_written).times_us
+    times = Swept.of(latest_experiment(name), "batch_size", as_written).times_us
     if len(times) < 3:
         raise NotMeasured(f"There is no sweep {name!r} yet: run that cell first.")
     sizes, per_sample = np.array(list(times), dtype=float), np.array(list(times.values()))
@@ -105,6 +105,7 @@ def kept_for_backward(model: nn.Module, digits: DigitsInMemory, batch_sizes: Seq
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
+@exercise(ONE_OF_THE_SWEEP)
 def check_enough_batch(enough_batch: object) -> Checked:
     """Whether that is the smallest batch that is as good per sample as the best of the sweep."""
     return check_enough(enough_batch, "knee", "batch_size", as_written=8)

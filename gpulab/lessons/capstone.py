@@ -14,16 +14,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 import gpulab
-from gpulab.analysis.facts import facts
+from gpulab.analysis.facts import Facts
 from gpulab.api.climb import climbs
 from gpulab.formatting import percent, plural, settings_words, speedup
-from gpulab.lessons.check import Checked, Note, Table, check_speed, exercise, right, unanswered, undecided, wrong
+from gpulab.lessons.check import Checked, Note, NotMeasured, Table, check_speed, exercise, right, undecided, wrong
 from gpulab.lessons.digits import DistantDigits
 from gpulab.lessons.figures import BARE, BLUE, GREY, fill_rows, ink, ink_lines, plot, share_row
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import NotMeasured, notes, required_experiment, run_named, working_share
+from gpulab.lessons.measured import latest_experiment, latest_facts, notes, working_share
 from gpulab.lessons.training import weights_of
-from gpulab.run import Run
 from gpulab.tuning.record import Comparison
 from gpulab.views.wording import PARTS, part_of
 
@@ -84,7 +83,7 @@ class Rung(Struct, frozen=True):
     @classmethod
     def of(cls, name: str, comparison: Comparison, on: str = "") -> Rung:
         """Of the B side of a comparison with the baseline."""
-        a, b = (None if side.facts is None else side.facts.run for side in (comparison.a, comparison.b))
+        a, b = comparison.a.facts, comparison.b.facts
         return cls(name, comparison, working_share(a), working_share(b), _rest(b), on)
 
     @property
@@ -124,9 +123,8 @@ class Rung(Struct, frozen=True):
         return speedup(self.times / below.times, interval), interval
 
 
-def _rest(run: Run | None) -> dict[str, float]:
+def _rest(figures: Facts | None) -> dict[str, float]:
     """The shares of the parts in which the device does not work, by label, the largest first."""
-    figures = facts(run) if run is not None else None
     breakdown, shares = (figures.breakdown, figures.shares) if figures is not None else (None, None)
     if breakdown is None or shares is None:
         return {}
@@ -151,7 +149,7 @@ class Ladder(Struct):
     @notes
     def add(self, experiment: str, on: str = "") -> Ladder:
         """Put the experiment of that name onto the ladder, or put it there again. `on`: the rung that it stands on."""
-        comparison = required_experiment(experiment).comparisons[0]
+        comparison = latest_experiment(experiment).comparisons[0]
         if on and self.rung(on) is None:
             raise NotMeasured(f"There is no rung {on!r} to stand on yet: add that one first.")
         names = [rung.name for rung in self.rungs]
@@ -171,8 +169,9 @@ class Ladder(Struct):
     @property
     def before(self) -> float | None:
         """The share in which the device works in the baseline: of that run, else of the first rung's own."""
-        measured = working_share(run_named(BASELINE))
-        return measured if measured is not None or not self.rungs else self.rungs[0].before
+        with suppress(NotMeasured):
+            return working_share(latest_facts(BASELINE))
+        return self.rungs[0].before if self.rungs else None
 
     def __repr__(self) -> str:
         """Each rung, the share in which its device works, and its speed; the baseline comes first."""
@@ -308,10 +307,7 @@ def check_order(order: object) -> Checked:
     """Which of the two first rungs brought more: "data" or "batch"; by the learner's own measurements."""
     if order not in ("data", "batch"):
         return wrong(f'{order!r} is neither "data" nor "batch".')
-    try:
-        data, batch = (Rung.of(name, required_experiment(name).comparisons[0]) for name in (DATA, BATCH))
-    except NotMeasured:
-        return unanswered(f"The cells {DATA} and {BATCH} measure what this needs: run them first.")
+    data, batch = (Rung.of(name, latest_experiment(name).comparisons[0]) for name in (DATA, BATCH))
     words = f"Data first: {data.words}. Batch first: {batch.words}."
     data_is_ahead = _ahead(data.interval, batch.interval)
     if data_is_ahead is None:
@@ -374,7 +370,7 @@ def check_train(my_train: Any) -> Checked:
 QUESTIONS: Mapping[str, Question] = {
     "working": share(
         "In what share of each step does the device work?",
-        lambda: working_share(run_named(BASELINE)),
+        lambda: working_share(latest_facts(BASELINE)),
         "of each step the device works",
     ),
     "all": times("What speedup do all of your settings give together?", "then-metric", "with all of them"),

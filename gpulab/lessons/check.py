@@ -130,8 +130,12 @@ class NoAnswer(Exception):
     """Raised by a check: what the answer defines still has dots in it."""
 
 
+class NotMeasured(Exception):
+    """What a check, a figure or a question needs has not been measured yet; the words say what to run."""
+
+
 def exercise(begin: str = "") -> Callable[[Exercise], Exercise]:
-    """A check that says `begin` to `...` and where it raises NoAnswer.
+    """A check that says `begin` to `...` and where it raises NoAnswer, and what to run where it raises NotMeasured.
 
     Without `begin` the answer is a function, which is none while its body has the dots.
     """
@@ -149,6 +153,8 @@ def exercise(begin: str = "") -> Callable[[Exercise], Exercise]:
                 return check(answer, *others)
             except NoAnswer:
                 return unanswered(begin or BEGIN)
+            except NotMeasured as e:
+                return unanswered(str(e))
 
         return judge
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from gpulab.analysis.device_peaks import Peaks, peaks_of
 from gpulab.analysis.facts import facts
 from gpulab.formatting import duration, factor, percent
-from gpulab.lessons.check import Checked, Note, Table, exercise, fault, right, unanswered, undecided, wrong
+from gpulab.lessons.check import Checked, Note, NotMeasured, Table, exercise, fault, right, undecided, wrong
 from gpulab.lessons.figures import BLUE, ORANGE, Row, draw_rows, stacked
 from gpulab.lessons.fused_kernels import measured_peak
 from gpulab.lessons.guesses import CHEAPER, Question, times
 from gpulab.lessons.lanes import Loading
-from gpulab.lessons.measured import NotMeasured, notes, required_experiment, required_run, working_share
+from gpulab.lessons.measured import latest_experiment, latest_run, notes, working_share
 from gpulab.lessons.training import default_device
 from gpulab.tuning.compare.cost import spending
 from gpulab.verdict import is_decided
@@ -35,7 +35,7 @@ NEAR = 0.03  # two prices that differ by less are the same
 @notes
 def bill(experiment: str, price_per_hour: float) -> Table:
     """What a million samples cost with each setting of that experiment, at this price of the machine per hour."""
-    record = required_experiment(experiment)
+    record = latest_experiment(experiment)
     rows, why_no_energy = [], ""
     for side in record.sides:
         if not side.us_per_sample:
@@ -43,7 +43,7 @@ def bill(experiment: str, price_per_hour: float) -> Table:
         spent = spending(side, price_per_hour)
         why_no_energy = why_no_energy or spent.why_no_energy
         energy = "not measurable" if spent.energy_j is None else f"{spent.energy_j / 3.6e6:.3f} kWh"
-        share = working_share(side.facts.run) if side.facts is not None else None
+        share = working_share(side.facts)
         works = "unknown" if share is None else percent(share)
         long = duration(1e6 * (spent.device_s or 0.0))
         rows.append((side.label, long, f"{spent.cost or 0.0:.3f}", energy, works))
@@ -57,7 +57,7 @@ def bill(experiment: str, price_per_hour: float) -> Table:
 @notes
 def cost_ratio(experiment: str) -> Note:
     """How many times less a sample costs with the best setting that is faster for certain."""
-    comparisons = required_experiment(experiment).comparisons
+    comparisons = latest_experiment(experiment).comparisons
     faster = [c for c in comparisons if c.verdict == "faster" and c.ratio]
     if faster:
         best = min(faster, key=lambda comparison: comparison.ratio or math.inf)
@@ -100,7 +100,7 @@ def draw_gpus(run: str) -> Figure:
     An estimate from peaks: the rest of the step is divided by the GPU's 32-bit peak over what this device reached in
     one large product. No GPU reaches its peak, so each bar is the least that its step could take.
     """
-    wait_ms, work_ms = step_parts_ms(required_run(run))
+    wait_ms, work_ms = step_parts_ms(latest_run(run))
     here = measured_peak(default_device())
     works = {"here, measured": work_ms}
     works |= {name: work_ms / max(peaks.fp32_tflops * 1e12 / here.flops, 1.0) for name, peaks in _peaks().items()}
@@ -215,11 +215,8 @@ def check_cheaper(cheaper: object) -> Checked:
     """Whether "workers" or "gpu" is cheaper per sample, by the learner's own figures."""
     if cheaper not in ("workers", "gpu"):
         return wrong(f'{cheaper!r} is neither "workers" nor "gpu".')
-    try:
-        comparison = required_experiment("two-workers").comparisons[0]
-        wait_ms, work_ms = step_parts_ms(required_run("idle"))
-    except NotMeasured:
-        return unanswered("The cells idle and two-workers measure what this needs: run them first.")
+    comparison = latest_experiment("two-workers").comparisons[0]
+    wait_ms, work_ms = step_parts_ms(latest_run("idle"))
     gpu_cost = TWICE * (wait_ms + work_ms / TWICE) / (wait_ms + work_ms)  # of today's
     if comparison.ratio is None or comparison.interval is None:
         return undecided("Two workers could not be measured: run the cell two-workers again.")

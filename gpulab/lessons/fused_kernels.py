@@ -20,6 +20,7 @@ from gpulab.lessons.check import (
     Checked,
     Mistakes,
     Note,
+    NotMeasured,
     Table,
     check_speed,
     exercise,
@@ -32,7 +33,7 @@ from gpulab.lessons.check import (
 from gpulab.lessons.figures import BLUE, GREY, GRID, ORANGE, plot, shortened
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.lanes import Block, Lane
-from gpulab.lessons.measured import experiment_named
+from gpulab.lessons.measured import latest_experiment, times_faster
 from gpulab.lessons.training import default_device, forward_and_backward, gradients_of
 from gpulab.views.waiting import waiting
 
@@ -317,14 +318,12 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
 
 def swaps_table(names: Mapping[str, str]) -> Table:
     """What each swap brought to the whole step, by the experiment's name; `names`: how the lesson calls it."""
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for name, words in names.items():
-        experiment = experiment_named(name)
-        first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
-        if first is None or first.times_as_fast is None:
+        try:
+            rows.append((words, speedup(times_faster(name).times), latest_experiment(name).comparisons[0].verdict))
+        except NotMeasured:
             rows.append((words, "–", "not measured: run its cell first"))
-        else:
-            rows.append((words, speedup(first.times_as_fast), first.verdict))
     return Table.of(("swap", "step", "verdict"), rows)
 
 

@@ -34,7 +34,7 @@ from gpulab.lessons.catalogue import Entry, lesson_named
 from gpulab.lessons.check import Checked, Exercise, Note, unanswered, wrong
 from gpulab.lessons.figures import png
 from gpulab.lessons.guesses import GuessInput, Question, Revealed, reveal
-from gpulab.lessons.measured import left_open
+from gpulab.lessons.measured import remeasurement
 from gpulab.lessons.progress import Line, Progress, class_outlets, learner, now
 from gpulab.options import QUICK_NOTE, is_quick
 from gpulab.tuning import cell_code
@@ -122,7 +122,7 @@ class Lesson:
         """What was measured, beside the guess. What the experiment left open is measured again, where that decides."""
         asked = self._question(question)
         guess = self._names.get(f"guess_{_identifier(question)}")
-        again = left_open(asked.experiment, *asked.setting)
+        again = remeasurement(asked.experiment, *asked.setting)
         if again is not None:
             _show(Note("Undecided so far.", again.words))
             again.run()

@@ -1,4 +1,4 @@
-"""What a lesson's experiments measured, by their names: how much faster, and which value is enough, if that is decided.
+"""What a lesson's cells measured, by name: a speedup, a share of a step, and which value of a sweep is enough.
 
 By name, so that a guess or an answer written later is still held against the experiment it belongs to.
 """
@@ -21,7 +21,7 @@ from gpulab.api.runs_command import runs
 from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent, plural, settings_words
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.lessons.check import QUIETER, Checked, Note, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.check import QUIETER, Checked, Note, NotMeasured, right, undecided, wrong
 from gpulab.options import is_quick
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
@@ -40,122 +40,98 @@ EACH_S = 15.0  # of a comparison among several
 AGAIN, AGAIN_S = " again", 60.0  # the name and the time of what measures anew what an experiment left open
 BLOCKS_SHARE = 0.7  # of that time; the rest is a run of the setting with its trace
 MOST_PAIRS = 30  # as many as an experiment runs of itself
+ONE_OF_THE_SWEEP = "Put one of the values tried in place of the dots, then run that cell and this one again."
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
 
-
-Given = ParamSpec("Given")
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def experiment_named(name: str, *, again_too: bool = False) -> Experiment | None:
-    """The latest of that name; None where none ran in this process. `again_too`: also one that repeats it."""
-    names = (name, f"{name}{AGAIN}") if again_too else (name,)
-    results = (one.result for one in reversed(experiments))
-    return next((e for e in results if isinstance(e, Experiment) and e.name in names), None)
-
-
-def run_named(name: str) -> Run | None:
-    """The latest profiled run of that name of this process; None where none ran."""
-    return next((run for run in reversed(runs.own) if run.settings.name == name), None)
-
-
-class NotMeasured(Exception):
-    """What a table or a figure shows has not been measured yet; the words say what to run."""
-
-
-def notes(show: Callable[Given, Result]) -> Callable[Given, Result | Note]:
+def notes(show: Callable[Parameters, Result]) -> Callable[Parameters, Result | Note]:
     """What a lesson shows, or a note in its place where it raises NotMeasured."""
 
     @wraps(show)
-    def shown(*args: Given.args, **options: Given.kwargs) -> Result | Note:
+    def result_or_note(*args: Parameters.args, **options: Parameters.kwargs) -> Result | Note:
         try:
             return show(*args, **options)
         except NotMeasured as e:
             return Note("Not measured.", str(e))
 
-    return shown
+    return result_or_note
 
 
-def required_experiment(name: str) -> Experiment:
-    """The latest of that name that compared something. Raises NotMeasured."""
-    measured = experiment_named(name)
-    if measured is None or not measured.comparisons:
+def latest_experiment(name: str, *aliases: str) -> Experiment:
+    """The latest of these names that compared anything. Raises NotMeasured where none ran in this process."""
+    results = (one.result for one in reversed(experiments))
+    latest = next((e for e in results if isinstance(e, Experiment) and e.name in (name, *aliases)), None)
+    if latest is None or not latest.comparisons:
         raise NotMeasured(f"There is no experiment {name!r} yet: run that cell first.")
-    return measured
+    return latest
 
 
-def required_run(name: str) -> Run:
-    """The latest of that name. Raises NotMeasured."""
-    run = run_named(name)
-    if run is None:
+def latest_run(name: str) -> Run:
+    """The latest profiled run of that name. Raises NotMeasured where none ran in this process."""
+    latest = next((run for run in reversed(runs.own) if run.settings.name == name), None)
+    if latest is None:
         raise NotMeasured(f"There is no run {name!r} yet: run that cell first.")
-    return run
+    return latest
 
 
-def facts_named(name: str) -> Facts | None:
-    """Of the same run."""
-    run = run_named(name)
-    return None if run is None else facts(run)
+def latest_facts(name: str) -> Facts:
+    """The figures of the same run. Raises NotMeasured."""
+    return facts(latest_run(name))
 
 
-def ranks_named(name: str) -> list[Run]:
-    """The runs of the latest job of that name, by rank; empty where none ran in ranks in this process."""
-    latest = run_named(name)
-    if latest is None or latest.job is None:
-        return []
-    same = {run.job.rank: run for run in runs.own if run.job is not None and run.job.id == latest.job.id}
+def latest_ranks(name: str) -> list[Run]:
+    """The runs of the latest job of that name, by rank. Raises NotMeasured where none ran in ranks in this process."""
+    job = latest_run(name).job
+    if job is None:
+        raise NotMeasured(f"The run {name!r} was not run in ranks: run its cell again.")
+    same = {run.job.rank: run for run in runs.own if run.job is not None and run.job.id == job.id}
     return [same[rank] for rank in sorted(same)]
 
 
-def faster_than(before: str, after: str) -> Faster | None:
-    """The speedup of the latest run of one name over that of another; None where that is not known.
-
-    They ran one after the other, which is weaker evidence than blocks in turn.
-    """
-    first, second = run_named(before), run_named(after)
-    if first is None or second is None:
-        return None
-    compared = compare_runs([first, second])
-    return _faster(compared if isinstance(compared, Comparison) else None)
+# -- shares of a step --------------------------------------------------------------------------------------------------
 
 
-def data_wait_share(run: Run | None) -> float | None:
+def data_wait_share(figures: Facts) -> float | None:
     """The share of a step, 0 to 1, that a run waited for data, as its report has it; None where it is not known."""
-    shares = facts(run).shares if run is not None else None
-    return None if shares is None else shares.share["data_wait"]
+    return None if figures.shares is None else figures.shares.share["data_wait"]
 
 
-def communicating_share(run: Run | None) -> float | None:
-    """The share of a step, 0 to 1, in which it exchanges data with other ranks, or waits for them, and computes
-    nothing; None where it is not known.
+def communicating_share(figures: Facts) -> float | None:
+    """The share of a step, 0 to 1, in which a rank exchanges data or waits for other ranks, and computes nothing;
+    None where it is not known.
     """
-    figures = facts(run) if run is not None else None
-    if figures is None or figures.breakdown is None or figures.shares is None:
-        return None
-    return figures.shares.of("communication")
+    traced = figures.breakdown is not None and figures.shares is not None
+    return figures.shares.of("communication") if traced and figures.shares is not None else None
 
 
-def working_share(run: Run | None) -> float | None:
+def working_share(figures: Facts | None) -> float | None:
     """The share of a step, 0 to 1, in which the device works, as its report shows it; None where it is not known.
 
     On the CPU device: computing and updating weights.
     """
-    figures = facts(run) if run is not None else None
     if figures is None or figures.breakdown is None or figures.shares is None:
         return None
-    return (
-        figures.shares.of("compute", "optimizer")
-        if figures.breakdown.busy_fraction is None
-        else 1 - figures.shares.idle
-    )
+    shares, on_cpu = figures.shares, figures.breakdown.busy_fraction is None
+    return shares.of("compute", "optimizer") if on_cpu else 1 - shares.idle
 
 
 def working_shares(name: str) -> dict[str, float]:
     """The same of every side of the experiment of that name, by its label; without what is not known."""
-    measured = experiment_named(name)
-    sides = measured.sides if measured is not None else ()
-    shares = {side.label: working_share(side.facts.run) for side in sides if side.facts is not None}
+    shares = {side.label: working_share(side.facts) for side in latest_experiment(name).sides}
     return {label: share for label, share in shares.items() if share is not None}
+
+
+def waiting_share(name: str, rank: int) -> float | None:
+    """The share of its profiled steps that a rank of the latest job of that name waits for others; None: not known."""
+    ranks = {run.job.rank: facts(run) for run in latest_ranks(name) if run.job is not None}
+    compared = compare_ranks(ranks, skew_notice=DEFAULT.skew_notice).ranks
+    return next((r.waiting_us / r.step_us for r in compared if r.rank == rank and r.waiting_us is not None), None)
+
+
+# -- speedups ----------------------------------------------------------------------------------------------------------
 
 
 class Faster(Struct, frozen=True):
@@ -165,38 +141,36 @@ class Faster(Struct, frozen=True):
     sure: bool
     interval: tuple[float, float] | None = None
 
+    @classmethod
+    def of(cls, compared: object) -> Faster:
+        """Raises NotMeasured for what is no comparison, or one that failed."""
+        if not isinstance(compared, Comparison) or compared.ratio is None:
+            raise NotMeasured("This could not be compared: run its cell again.")
+        return cls(1 / compared.ratio, is_decided(compared.verdict), compared.times_as_fast_interval)
 
-def times_faster(name: str, knob: str = "", value: str = "") -> Faster | None:
-    """Of the setting `knob=value` of the experiment of that name, else of its first; None where that is not known.
+
+def times_faster(name: str, knob: str = "", value: str = "") -> Faster:
+    """Of the setting `knob=value` of the experiment of that name, else of its first. Raises NotMeasured.
 
     Where that setting was measured again, because the experiment left it open, it is of then.
     """
-    again, first = experiment_named(name, again_too=True), experiment_named(name)
-    return _faster(_setting(again, knob, value) or _setting(first, knob, value))
+    again, first = latest_experiment(name, f"{name}{AGAIN}"), latest_experiment(name)
+    return Faster.of(_setting(again, knob, value) or _setting(first, knob, value))
 
 
-def _setting(measured: Experiment | None, knob: str, value: str) -> Comparison | None:
-    compared = measured.comparisons if measured is not None else ()
-    return next((one for one in compared if not knob or one.b.settings.get(knob) == value), None)
+def faster_than(before: str, after: str) -> Faster:
+    """The speedup of the latest run of one name over that of another. Raises NotMeasured.
+
+    They ran one after the other, which is weaker evidence than blocks in turn.
+    """
+    return Faster.of(compare_runs([latest_run(before), latest_run(after)]))
 
 
-def waiting_share(name: str, rank: int) -> float | None:
-    """The share of its profiled steps that a rank of the latest job of that name waits for others; None: not known."""
-    ranks = {run.job.rank: facts(run) for run in ranks_named(name) if run.job is not None}
-    if not ranks:
-        return None
-    compared = compare_ranks(ranks, skew_notice=DEFAULT.skew_notice)
-    mine = next((one for one in compared.ranks if one.rank == rank), None)
-    return None if mine is None or mine.waiting_us is None else mine.waiting_us / mine.step_us
+def _setting(measured: Experiment, knob: str, value: str) -> Comparison | None:
+    return next((one for one in measured.comparisons if not knob or one.b.settings.get(knob) == value), None)
 
 
-def _faster(compared: Comparison | None) -> Faster | None:
-    if compared is None or compared.ratio is None:
-        return None
-    return Faster(1 / compared.ratio, is_decided(compared.verdict), compared.times_as_fast_interval)
-
-
-class Again(Struct, frozen=True):
+class Remeasurement(Struct, frozen=True):
     """A setting that an experiment left open, and with how many pairs it would be decided."""
 
     name: str
@@ -225,16 +199,20 @@ class Again(Struct, frozen=True):
         conduct(code, Plan(arms_in(code.variables, settings), block_steps=steps, budget_s=AGAIN_S, name=name))
 
 
-def left_open(name: str, knob: str = "", value: str = "") -> Again | None:
+def remeasurement(name: str, knob: str = "", value: str = "") -> Remeasurement | None:
     """What is worth measuring again, once, so that a guess gets its answer; None where nothing is."""
-    measured = experiment_named(name, again_too=True)
-    one = _setting(measured, knob, value)
-    if one is None or measured is None or measured.name != name or is_quick():
+    if is_quick():
         return None
-    run = one.a.facts.run if one.a.facts is not None else None
+    try:
+        measured = latest_experiment(name, f"{name}{AGAIN}")
+    except NotMeasured:
+        return None
+    one = _setting(measured, knob, value)
+    if one is None or measured.name != name or one.a.facts is None:
+        return None
     pairs = _pairs_within(one, AGAIN_S)
-    in_a_cell = run is not None and run.source in ("cell", "statement")
-    return Again(name, one, pairs) if pairs is not None and in_a_cell else None
+    in_a_cell = one.a.facts.run.source in ("cell", "statement")
+    return Remeasurement(name, one, pairs) if pairs is not None and in_a_cell else None
 
 
 def _pairs_within(one: Comparison, budget_s: float) -> int | None:
@@ -251,6 +229,9 @@ def _pairs_within(one: Comparison, budget_s: float) -> int | None:
     return pairs
 
 
+# -- a sweep -----------------------------------------------------------------------------------------------------------
+
+
 class Swept(Struct, frozen=True):
     """The time of a sample (of a step, where all batches are alike) by value, as the table of the sweep shows it.
 
@@ -264,16 +245,13 @@ class Swept(Struct, frozen=True):
     @classmethod
     def of(cls, sweep: Experiment, knob: str, as_written: int) -> Swept:
         """Of a sweep of one knob over whole numbers; the cell has `as_written`. What failed is left out."""
-        times: dict[int, float] = {}
-        timed: dict[int, tuple[Side, tuple[float, float]]] = {}
-        for side, compared in zip(sweep.sides, (None, *sweep.comparisons), strict=True):
-            value = side.settings.get(knob, str(as_written) if compared is None else None)
-            time_us = us(side, sweep)
-            if value is not None and time_us and not side.failure:
-                times[int(value)] = time_us
-                timed[int(value)] = side, _around(time_us, compared)
-        longer = {(v, u): _times_as_long(timed[u], timed[v]) for v, u in permutations(timed, 2)}
-        return cls(dict(sorted(times.items())), longer)
+        sides: dict[int, Side] = {}
+        for side in sweep.sides:
+            value = side.settings.get(knob, str(as_written) if side is sweep.sides[0] else None)
+            if value is not None and us(side, sweep) and not side.failure:
+                sides[int(value)] = side
+        times_us = {value: us(side, sweep) or 0.0 for value, side in sorted(sides.items())}
+        return cls(times_us, {(v, u): _times_as_long(sides[u], sides[v]) for v, u in permutations(sides, 2)})
 
     @property
     def best(self) -> int:
@@ -289,99 +267,38 @@ class Swept(Struct, frozen=True):
     @property
     def may_be_enough(self) -> list[int]:
         """All that the blocks leave open: one value where the sweep decides it."""
-        return [
-            value
-            for value in self.times_us
-            if not self._surely_longer(value) and not any(self._surely_good(u) for u in self.times_us if u < value)
-        ]
-
-    def _surely_longer(self, value: int) -> bool:
-        return value != self.best and self.longer[value, self.best][0] > 1 + AS_GOOD
-
-    def _surely_good(self, value: int) -> bool:
-        return all(self.longer[value, u][1] <= 1 + AS_GOOD for u in self.times_us if u != value)
+        possible = []
+        for value in self.times_us:  # the smallest first
+            others = [u for u in self.times_us if u != value]
+            if value == self.best or self.longer[value, self.best][0] <= 1 + AS_GOOD:
+                possible.append(value)
+            if all(self.longer[value, u][1] <= 1 + AS_GOOD for u in others):  # surely as good: no larger one is needed
+                break
+        return possible
 
 
-def _times_as_long(a: tuple[Side, tuple[float, float]], b: tuple[Side, tuple[float, float]]) -> tuple[float, float]:
-    """B against A by their blocks; without blocks, by where the time of each may lie against the baseline."""
-    (side_a, (least_a, most_a)), (side_b, (least_b, most_b)) = a, b
-    of_a, of_b, _ = with_sample_counts(side_a, side_b)
-    unit, unfair = unit_of(of_a, of_b)
-    estimate = None if unfair else paired(pair_ratios(of_a, of_b, unit))
-    if estimate is not None:
-        return estimate.interval or (0.0, math.inf)
-    return least_b / most_a, most_b / least_a if least_a else math.inf
-
-
-def _around(time_us: float, compared: Comparison | None) -> tuple[float, float]:
-    """Nothing is certain of a time without an interval; the baseline is what all are measured by."""
-    if compared is None:
-        return time_us, time_us
-    if compared.interval is None or not compared.ratio:
-        return 0.0, math.inf
-    low, high = compared.interval
-    return time_us * low / compared.ratio, time_us * high / compared.ratio
-
-
-def compare_each(
-    code: Callable[[], object],
-    settings: Iterable[Mapping[str, object]],
-    steps: int,
-    pairs: int,
-    budget_s: float = EACH_S,
-) -> None:
-    """Compare each setting with the baseline `code`, in `budget_s` seconds each, and print the verdict; of fewer than
-    `pairs` that decide nothing no factor, and of what cannot be compared here, why.
-    """
-    for setting in settings:
-        named = settings_words(setting)
-        try:
-            with waiting(f"comparing {named}"):
-                compared = experiment(code, setting, steps=steps, pairs=pairs, budget_s=budget_s, show=False)
-                more = _pairs_within_of(compared)
-                if more is not None:
-                    compared = experiment(code, setting, steps=steps, pairs=more, budget_s=AGAIN_S, show=False)
-        except UsageError as why:  # such as pin_memory without a GPU: there is nothing to measure
-            print(f"{why}\n")
-        else:
-            print(f"{_verdict_on(named, compared, pairs)}\n")
-
-
-def _pairs_within_of(compared: Compared) -> int | None:
-    result = compared.result
-    ran = isinstance(result, Experiment) and result.comparisons and not result.stopped and not is_quick()
-    return _pairs_within(result.comparisons[0], AGAIN_S) if ran and isinstance(result, Experiment) else None
-
-
-def _verdict_on(setting: str, compared: Compared, pairs: int) -> str:
-    """Its headline; an undecided one of too few blocks has a factor that says nothing."""
-    result = compared.result
-    one = result.comparisons[0] if isinstance(result, Experiment) and result.comparisons else None
-    if one is None or one.pairs >= pairs or one.b.failure or is_decided(one.verdict):
-        return compared.headline.sentence
-    return (
-        f"Undecided: {setting}: only {one.pairs} of {plural(pairs, 'pair')} of blocks ran in the time, too few to "
-        f"tell; compare_each(…, budget_s=60) gives it more. {QUIETER}"
-    )
+def _times_as_long(a: Side, b: Side) -> tuple[float, float]:
+    """B against A by their blocks; anything may be where these are too few, or not comparable."""
+    a, b, _ = with_sample_counts(a, b)
+    unit, why_unfair = unit_of(a, b)
+    estimate = None if why_unfair else paired(pair_ratios(a, b, unit))
+    return (estimate.interval if estimate is not None else None) or (0.0, math.inf)
 
 
 def check_enough(answer: object, name: str, knob: str, as_written: int) -> Checked:
-    """Whether `answer` is the smallest value of the sweep of that name that is as good as its best."""
-    measured = experiment_named(name)
-    swept = Swept.of(measured, knob, as_written) if measured is not None else Swept({}, {})
+    """Whether `answer` is the smallest value of the sweep of that name that is as good as its best.
+
+    Raises NotMeasured.
+    """
+    swept = Swept.of(latest_experiment(name), knob, as_written)
     if len(swept.times_us) < 2:
-        return unanswered(f"There is no sweep {name!r} of {knob} to judge it by: run that cell first.")
-    cost = KNOBS[knob].cost
-    tried = ", ".join(map(str, swept.times_us))
-    if is_unanswered(answer):
-        return unanswered(
-            f"Put one of the values tried ({tried}) in place of the dots, then run that cell and this one again."
-        )
+        raise NotMeasured(f"There is no sweep {name!r} of {knob} to judge it by: run that cell first.")
+    values = ", ".join(map(str, swept.times_us))
     if isinstance(answer, str):
         return wrong(f"{answer!r} is a text: write the number without quotes.")
     if isinstance(answer, bool) or not isinstance(answer, int) or answer not in swept.times_us:
-        return wrong(f"{answer!r} is not among the values tried: {tried}.")
-    possible = swept.may_be_enough
+        return wrong(f"{answer!r} is not among the values tried: {values}.")
+    possible, cost = swept.may_be_enough, KNOBS[knob].cost
     if answer in possible and len(possible) > 1:
         others = " or ".join(f"{knob}={value}" for value in possible if value != answer)
         return undecided(
@@ -396,4 +313,43 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
         return wrong(f"{knob}={swept.best} gives a {factor(longer)}× speedup over {knob}={answer}. Go further.")
     return wrong(
         f"{knob}={swept.enough} is smaller and takes at most {percent(AS_GOOD)} longer than the fastest. {cost}"
+    )
+
+
+# -- several comparisons in a row --------------------------------------------------------------------------------------
+
+
+def compare_each(
+    code: Callable[[], object],
+    settings: Iterable[Mapping[str, object]],
+    steps: int,
+    pairs: int,
+    budget_s: float = EACH_S,
+) -> None:
+    """Compare each setting with the baseline `code`, in `budget_s` seconds each, and print the verdict; of fewer than
+    `pairs` that decide nothing no factor, and of what cannot be compared here, why.
+    """
+    for setting in settings:
+        words = settings_words(setting)
+        try:
+            with waiting(f"comparing {words}"):
+                compared = experiment(code, setting, steps=steps, pairs=pairs, budget_s=budget_s, show=False)
+                one, result = next(iter(compared.comparisons), None), compared.result
+                stopped = is_quick() or not isinstance(result, Experiment) or result.stopped
+                if one is not None and not stopped and (more := _pairs_within(one, AGAIN_S)):
+                    compared = experiment(code, setting, steps=steps, pairs=more, budget_s=AGAIN_S, show=False)
+        except UsageError as why:  # such as pin_memory without a GPU: there is nothing to measure
+            print(f"{why}\n")
+        else:
+            print(f"{_verdict_on(words, compared, pairs)}\n")
+
+
+def _verdict_on(setting: str, compared: Compared, pairs: int) -> str:
+    """Its headline; an undecided one of too few blocks has a factor that says nothing."""
+    one = next(iter(compared.comparisons), None)
+    if one is None or one.pairs >= pairs or one.b.failure or is_decided(one.verdict):
+        return compared.headline.sentence
+    return (
+        f"Undecided: {setting}: only {one.pairs} of {plural(pairs, 'pair')} of blocks ran in the time, too few to "
+        f"tell; compare_each(…, budget_s=60) gives it more. {QUIETER}"
     )

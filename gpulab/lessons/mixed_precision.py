@@ -18,6 +18,7 @@ from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.check import (
     Checked,
     Faults,
+    NotMeasured,
     Speed,
     Table,
     exercise,
@@ -29,7 +30,7 @@ from gpulab.lessons.check import (
 from gpulab.lessons.digits import DigitsInMemory
 from gpulab.lessons.figures import BARE, BLUE, GREY, GRID, ORANGE, PALE, Bar, Row, draw_rows, plot
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import NotMeasured, experiment_named, facts_named, notes
+from gpulab.lessons.measured import latest_experiment, latest_facts, notes
 from gpulab.lessons.training import default_device, one_thread, seeded, weights_of
 from gpulab.verdict import is_decided
 from gpulab.views.waiting import waiting
@@ -222,11 +223,11 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure:
     """
     dots = []
     for name, words in names.items():
-        experiment = experiment_named(name)
-        first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
-        share = product_share(first.a.facts) if first is not None else None
-        if first is not None and share is not None and first.times_as_fast and first.times_as_fast_interval:
-            dots.append((words, 100 * share, first.times_as_fast, first.times_as_fast_interval, first.verdict))
+        with suppress(NotMeasured):
+            first = latest_experiment(name).comparisons[0]
+            share, times, interval = product_share(first.a.facts), first.times_as_fast, first.times_as_fast_interval
+            if share is not None and times is not None and interval is not None:
+                dots.append((words, 100 * share, times, interval, first.verdict))
     if not dots:
         raise NotMeasured("None of these comparisons is there yet: run their cells first.")
     with waiting("measuring one matrix product in both formats"):
@@ -594,7 +595,7 @@ def _faults_of_overflow(mine: _Bench) -> Faults:
 QUESTIONS: Mapping[str, Question] = {
     "products": share(
         "What share of each step goes to matrix products?",
-        lambda: product_share(facts_named("full-precision")),
+        lambda: product_share(latest_facts("full-precision")),
         "of each step goes to matrix products",
     ),
     "bf16": times("What speedup does bf16 give? (0.5: 2× slower)", "in-bf16", "with bf16"),

@@ -27,6 +27,7 @@ from gpulab.lessons.check import (
     BEGIN,
     Checked,
     NoAnswer,
+    NotMeasured,
     Table,
     check_speed,
     exercise,
@@ -38,7 +39,7 @@ from gpulab.lessons.check import (
 from gpulab.lessons.digits import load_digits
 from gpulab.lessons.figures import BLUE, ORANGE, Bar, Row, draw_rows
 from gpulab.lessons.guesses import Question, times
-from gpulab.lessons.measured import NotMeasured, notes
+from gpulab.lessons.measured import notes
 from gpulab.store.folders import default_root
 from gpulab.verdict import is_decided
 from gpulab.views.waiting import waiting

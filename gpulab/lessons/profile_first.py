@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis.facts import facts
 from gpulab.api.reading import diagnose
 from gpulab.api.runs_command import runs
 from gpulab.devices.own_processes import marked
@@ -22,6 +22,7 @@ from gpulab.lessons.check import (
     Checked,
     Mistakes,
     Note,
+    NotMeasured,
     Table,
     check_speed,
     exercise,
@@ -31,7 +32,7 @@ from gpulab.lessons.check import (
 )
 from gpulab.lessons.figures import BLUE, Bar, Row, draw_rows, plot, shortened
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import NotMeasured, notes, run_named, times_faster, working_share
+from gpulab.lessons.measured import latest_facts, latest_run, notes, times_faster, working_share
 from gpulab.run import Int64, Timeline
 from gpulab.store import folders
 from gpulab.timeline.labels import COLLECTIVES, MARKS, OPERATORS, WORK, CallTree, What, labels
@@ -79,14 +80,11 @@ def draw_limit() -> Figure:
 @notes
 def limit_beside_share(run_name: str, experiment: str) -> Table:
     """What the report's share promised, beside what was measured without the shift, each as a factor and as a share."""
-    run, most = run_named(run_name), times_faster(experiment)
-    diagnosed = diagnose(run) if run is not None else None
-    named = next((finding for finding in diagnosed.findings if finding.source_line), None) if diagnosed else None
-    promised = 1.0
-    if diagnosed and diagnosed.step_us and named is not None and named.recoverable_us_per_step:
-        promised = named.recoverable_us_per_step / diagnosed.step_us
-    if diagnosed is None or promised >= 1 or most is None:
-        raise NotMeasured(f"That needs the run {run_name!r} and the experiment {experiment!r}: run both first.")
+    diagnosed, most = diagnose(latest_run(run_name)), times_faster(experiment)
+    line = next((finding for finding in diagnosed.findings if finding.source_line), None)
+    promised = line.cost_us / diagnosed.step_us if line is not None and diagnosed.step_us else 1.0
+    if not 0 < promised < 1:
+        raise NotMeasured(f"The report of the run {run_name!r} names no line with a share: run that cell again.")
     rows = (
         ("the report's share", percent(promised), f"{factor(1 / (1 - promised))}×"),
         ("measured without the shift", percent(1 - 1 / most.times), f"{factor(most.times)}×"),
@@ -113,10 +111,10 @@ def trace_file(name: str) -> Path:
 @notes
 def draw_trace(name: str) -> Figure:
     """One profiled step of that run as trace viewers draw it: a row per thread and depth of calls, a bar per span."""
-    run = run_named(name)
-    steps = [] if run is None else run.traced_rows.tolist()
-    if run is None or run.timeline is None or not steps:
-        raise NotMeasured(f"There is no run {name!r} with a trace yet: run that cell first.")
+    run = latest_run(name)
+    steps = run.traced_rows.tolist()
+    if run.timeline is None or not steps:
+        raise NotMeasured(f"The run {name!r} has no trace: run its cell again, without --no-trace.")
     step, timeline = steps[len(steps) // 2], run.timeline
     begin, end = int(run.steps.start_ns[step]), int(run.steps.end_ns[step])
     rows = []
@@ -187,10 +185,9 @@ _ROLES = {  # of the plugin, beside the parts of gpulab that mean the same
 @notes
 def plugin_beside(name: str) -> Table | Note:
     """A profiled step of that run by gpulab's accounting, and by the plugin's own code, which runs in a process."""
-    run = run_named(name)
-    breakdown = facts(run).breakdown if run is not None else None
-    if run is None or breakdown is None:
-        raise NotMeasured(f"There is no run {name!r} with a trace yet: run that cell first.")
+    breakdown = latest_facts(name).breakdown
+    if breakdown is None:
+        raise NotMeasured(f"The run {name!r} has no trace: run its cell again, without --no-trace.")
     with waiting("reading the trace with TensorBoard's plugin"):
         costs = _plugin_costs(trace_file(name))
     if costs is None:
@@ -242,9 +239,11 @@ _OTHER_LINES = (  # part of a line, and what is to be said of it
 @exercise('Put the text of the line, as "…" in quotes, in place of the dots, then run that cell and this one again.')
 def check_costliest(costliest_line: object) -> Checked:
     """Whether that is the line that costs most in the run "first": its text, a part of it, or its number."""
-    run = run_named("first")
-    findings = diagnose(run).findings if run is not None else ()
-    reported = next((finding.source_line for finding in findings if finding.source_line), "")
+    reported, doubt = "", ""
+    with suppress(NotMeasured):
+        findings = diagnose(latest_run("first")).findings
+        reported = next((finding.source_line for finding in findings if finding.source_line), "")
+        doubt = " This time the report named no line for certain: other programs may have disturbed it."
     place = reported.partition(":")[0]  # "cell [2], line 33"
     if isinstance(costliest_line, int) and not isinstance(costliest_line, bool):
         if CULPRIT not in reported:
@@ -259,8 +258,7 @@ def check_costliest(costliest_line: object) -> Checked:
         why = "It runs once for each row of each image: 64 × 32 = 2048 times in a step."
         if CULPRIT in reported:
             return right(f"{why} The report says so, too: {reported}.")
-        doubt = " This time the report named no line for certain: other programs may have disturbed it."
-        return right(why + (doubt if run is not None else ""))
+        return right(why + doubt)
     for part, words in _OTHER_LINES:
         if _plain(part) in answer:
             return wrong(words)
@@ -338,10 +336,12 @@ def check_rewrite(my_shift: Shift, shift: Shift) -> Checked:
                     f"The result is right, but the function changes `{what}` itself: the next epoch would shift again."
                 )
     images, offsets = _example(TIMED_SHAPE)
-    most = times_faster("limit")
     more = "Now put it into the training, and measure again."
-    if most is not None and most.sure:
-        more = f"Without any shifting: {speedup(most.times)}, the limit for this line. Put it in, and measure again."
+    with suppress(NotMeasured):
+        most = times_faster("limit")
+        if most.sure:
+            limit = f"Without any shifting: {speedup(most.times)}, the limit for this line."
+            more = f"{limit} Put it in, and measure again."
     return check_speed(
         lambda: shift(images, offsets),
         lambda: my_shift(images, offsets),
@@ -384,7 +384,7 @@ def _example(shape: tuple[int, int, int]) -> tuple[Images, Images]:
 
 QUESTIONS: Mapping[str, Question] = {
     "training": share(
-        "What share of each step is training?", lambda: working_share(run_named("first")), "of each step is training"
+        "What share of each step is training?", lambda: working_share(latest_facts("first")), "of each step is training"
     ),
     "limit": times("What speedup does dropping the shift give?", "limit", "without the shift"),
 }

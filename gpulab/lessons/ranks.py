@@ -335,12 +335,12 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iter
 
 
 def note(name: str, count: int) -> None:
-    """Write a figure into the trace, where `noted` reads it; `name` is one word."""
+    """Write a figure into the trace, where `noted_bytes` reads it; `name` is one word."""
     with torch.profiler.record_function(f"{_NOTE}{name}={count}"):
         pass
 
 
-def noted(run: Run, name: str) -> int | None:
+def noted_bytes(run: Run, name: str) -> int | None:
     """The largest figure of that name in a run's trace; None where there is none."""
     beginning = f"{_NOTE}{name}="
     names = run.timeline.names if run.timeline is not None else ()

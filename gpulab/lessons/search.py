@@ -23,7 +23,7 @@ from gpulab.lessons.digits import Batch, split_digits
 from gpulab.lessons.figures import BLUE, GREY, ORANGE, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.lanes import Block, Lane
-from gpulab.lessons.measured import run_named, working_share
+from gpulab.lessons.measured import latest_facts, working_share
 from gpulab.options import is_quick
 from gpulab.views.waiting import waiting
 
@@ -83,7 +83,7 @@ class Look(Struct, frozen=True):
 
 def first_look(run: Run, batch_size: int) -> Look:
     """Time per sample and working share of a run of a few steps. Raises GpulabError for one without steps."""
-    step_us, works = facts(run).typical_step_us, working_share(run)
+    step_us, works = facts(run).typical_step_us, working_share(facts(run))
     if step_us is None:
         raise GpulabError("The trial made too few steps to measure: give it at least ten.")
     return Look(step_us.median / batch_size, math.nan if works is None else works)
@@ -470,12 +470,12 @@ def _stopping_hint(ends: Mapping[str, int | None], hopeless: Sequence[str]) -> s
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
-def _works() -> float | None:
-    return working_share(run_named("one-trial"))
-
-
 QUESTIONS: Mapping[str, Question] = {
-    "works": share("In what share of each step does the device work?", _works, "of each step is the device's own work"),
+    "works": share(
+        "In what share of each step does the device work?",
+        lambda: working_share(latest_facts("one-trial")),
+        "of each step is the device's own work",
+    ),
     "narrow": times("What speedup does a quarter of the width give?", "narrow", "with a quarter of the width"),
     "narrow-fed": times(
         "And with images that cost nothing?",

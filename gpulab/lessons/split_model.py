@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,26 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.analysis.cores import LEAST_OTHERS, CoreShare, core_share
+from gpulab.analysis.facts import facts
 from gpulab.formatting import percent, plural
-from gpulab.lessons.check import QUIETER, Checked, NoAnswer, Table, exercise, right, unanswered, undecided, wrong
+from gpulab.lessons.check import (
+    QUIETER,
+    Checked,
+    NoAnswer,
+    NotMeasured,
+    Table,
+    exercise,
+    right,
+    unanswered,
+    undecided,
+    wrong,
+)
 from gpulab.lessons.figures import GREY, plot
 from gpulab.lessons.guesses import Question, share, times_between
 from gpulab.lessons.lanes import Played
-from gpulab.lessons.measured import communicating_share, ranks_named, working_share
+from gpulab.lessons.measured import communicating_share, latest_ranks, working_share
 from gpulab.lessons.pipeline import StagesWait, batches, bubble, play_orders
-from gpulab.lessons.ranks import FORWARD, noted
+from gpulab.lessons.ranks import FORWARD, noted_bytes
 from gpulab.lessons.training import gradients_of
 from gpulab.run import Run
 from gpulab.timeline.labels import OPERATORS, labels
@@ -37,9 +50,9 @@ ONE, EIGHT, ALTERNATING, CHOSEN = "one-micro-batch", "eight-micro-batches", "one
 
 def measured_bubble(name: str) -> float | None:
     """The share of the profiled steps of that name in which a rank's device has nothing to do, mean over the ranks."""
-    working = [working_share(run) for run in ranks_named(name)]
-    measured = [one for one in working if one is not None]
-    return 1 - float(np.mean(measured)) if measured and len(measured) == len(working) else None
+    shares = [working_share(facts(run)) for run in latest_ranks(name)]
+    known = [share for share in shares if share is not None]
+    return 1 - float(np.mean(known)) if len(known) == len(shares) else None
 
 
 def micro_batches_of(run: Run) -> int | None:
@@ -55,16 +68,21 @@ def micro_batches_of(run: Run) -> int | None:
     return count or None
 
 
-def _measured(name: str) -> tuple[int, int, float] | None:
-    """Of the run of that name: ranks, micro-batches, and the bubble; None where not all of them is known."""
-    ranks, measured = ranks_named(name), measured_bubble(name)
-    count = micro_batches_of(ranks[0]) if ranks else None
-    return None if count is None or measured is None else (len(ranks), count, measured)
+def _measured(names: Sequence[str]) -> dict[str, tuple[int, int, float]]:
+    """Ranks, micro-batches and bubble of the run of each name; without those of which not all is known."""
+    measured = {}
+    for name in names:
+        with suppress(NotMeasured):
+            ranks, share = latest_ranks(name), measured_bubble(name)
+            count = micro_batches_of(ranks[0])
+            if count is not None and share is not None:
+                measured[name] = len(ranks), count, share
+    return measured
 
 
 def bubbles(*names: str) -> Table:
     """The measured bubble of each run of that name, beside what the formula says."""
-    measured = {name: one for name in names if (one := _measured(name)) is not None}
+    measured = _measured(names)
     rows = [(name, r, m, percent(bubble(r, m)), percent(share)) for name, (r, m, share) in measured.items()]
     below = [f"{name} has not run yet" for name in names if name not in measured]
     return Table.of(("run", "ranks", "micro-batches", "formula", "measured"), rows, *below)
@@ -78,26 +96,24 @@ def draw_bubbles(*names: str) -> Figure:
         for stages, style in ((2, "-"), (4, "--"), (8, ":")):
             formula = [100 * bubble(stages, int(m)) for m in counts]
             axes.plot(counts, formula, style, color=GREY, label=f"formula, {stages} stages")
-        measured = {name: one for name in names if (one := _measured(name)) is not None}
-        for (name, (_, count, share)), marker in zip(measured.items(), "osD^v", strict=False):
+        for (name, (_, count, share)), marker in zip(_measured(names).items(), "osD^v", strict=False):
             axes.plot([count], [100 * share], marker, label=f"{name}, measured", markersize=8)
         axes.set_ylim(0, 100)
     return figure
 
 
-def _noted_by_first(name: str, word: str) -> int | None:
-    ranks = ranks_named(name)
-    return noted(ranks[0], word) if ranks else None
-
-
-def _share_noted(part: int | None, whole: int | None) -> float | None:
-    return part / whole if whole and part is not None else None
+def _bytes(name: str, word: str) -> int:
+    """What rank 0 of the run of that name noted under that word. Raises NotMeasured."""
+    noted = noted_bytes(latest_ranks(name)[0], word)
+    if not noted:
+        raise NotMeasured(f"The run {name!r} noted no {word}: run its cell again.")
+    return noted
 
 
 def _exchanging_share() -> float | None:
-    shares = [communicating_share(run) for run in ranks_named("tensor-parallel")]
-    measured = [one for one in shares if one is not None]
-    return float(np.mean(measured)) if measured else None
+    shares = [communicating_share(facts(run)) for run in latest_ranks("tensor-parallel")]
+    known = [share for share in shares if share is not None]
+    return float(np.mean(known)) if known else None
 
 
 # -- exercise 1: enough micro-batches ----------------------------------------------------------------------------------
@@ -111,11 +127,11 @@ def check_micro_batches(my_micro_batches: Any) -> Checked:
         raise NoAnswer
     if isinstance(answer, bool) or not isinstance(answer, int) or answer < 1:
         return wrong(f"{answer!r} is no number of micro-batches: expected an integer from 1 to 64.")
-    ranks = ranks_named(CHOSEN)
-    ran_with = micro_batches_of(ranks[0]) if ranks else None
+    ranks = latest_ranks(CHOSEN)
+    ran_with = micro_batches_of(ranks[0])
     if ran_with != answer:
-        ran = "has no run yet" if ran_with is None else f"ran with {batches(ran_with)}"
-        return unanswered(f"The pipeline {ran}, and the answer is {answer}: run the cell below the function again.")
+        ran = f"ran with {batches(ran_with or 0)}, and the answer is {answer}"
+        return unanswered(f"The pipeline {ran}: run the cell below the function again.")
     measured, formula = measured_bubble(CHOSEN), bubble(len(ranks), answer)
     if measured is None:
         return undecided(f"Where the time of the run's steps went is not measurable. {QUIETER}")
@@ -283,7 +299,7 @@ QUESTIONS: Mapping[str, Question] = {
     "micro-batches": times_between("What speedup do eight micro-batches give?", ONE, EIGHT, "with eight micro-batches"),
     "kept": share(
         "How much of GPipe's activations does rank 0 keep with 1F1B?",
-        lambda: _share_noted(_noted_by_first(ALTERNATING, KEPT), _noted_by_first(EIGHT, KEPT)),
+        lambda: _bytes(ALTERNATING, KEPT) / _bytes(EIGHT, KEPT),
         "of GPipe's activations are kept by rank 0 with 1F1B",
     ),
     "exchanging": share(
@@ -293,7 +309,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "sharded": share(
         "What share of weights, gradients and Adam's state does each of two ranks keep?",
-        lambda: _share_noted(_noted_by_first("sharded", SHARDED), _noted_by_first("sharded", WHOLE)),
+        lambda: _bytes("sharded", SHARDED) / _bytes("sharded", WHOLE),
         "of weights, gradients and optimizer state are kept by each rank with FSDP",
     ),
 }

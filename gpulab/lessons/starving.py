@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpulab.formatting import factor, percent, plural
 from gpulab.lessons.check import (
     Checked,
     Note,
+    NotMeasured,
     Speed,
     exercise,
     first_fault,
@@ -24,12 +26,12 @@ from gpulab.lessons.check import (
 )
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import (
-    NotMeasured,
+    ONE_OF_THE_SWEEP,
     check_enough,
     data_wait_share,
-    experiment_named,
+    latest_experiment,
+    latest_facts,
     notes,
-    run_named,
     working_share,
 )
 from gpulab.verdict import is_decided
@@ -140,18 +142,17 @@ def _judged(workers: int, speed: Speed, mine: Feeding) -> Checked:
 @notes
 def judge_claim(*names: str) -> Note:
     """Whether the device works for more than `CLAIMED` of each step with the best loader of those experiments."""
-    tried = []  # the share in which the device works, of which loader, whether that is decided, what others took
+    loaders = []  # the share in which the device works, of which loader, whether that is decided, what others took
     for name in names:
-        measured = experiment_named(name)
-        for one in measured.comparisons if measured is not None else ():
-            works = working_share(one.b.facts.run) if one.b.facts is not None else None
-            if one.b.facts is not None and works is not None:
-                cores = one.b.facts.cores
+        with suppress(NotMeasured):
+            for one in latest_experiment(name).comparisons:
+                works, cores = working_share(one.b.facts), one.b.facts.cores if one.b.facts is not None else None
                 others = (cores.others_fraction if cores is not None else None) or 0.0
-                tried.append((works, one.b.label, is_decided(one.verdict), others))
-    if not tried:
+                if works is not None:
+                    loaders.append((works, one.b.label, is_decided(one.verdict), others))
+    if not loaders:
         raise NotMeasured("Run the experiments above first.")
-    works, label, decided, _ = max(tried, key=lambda loader: loader[0])
+    works, label, decided, _ = max(loaders, key=lambda loader: loader[0])
     figures = f"The most is {percent(works)}, with {label}; the claim is above {percent(CLAIMED)}."
     if not decided:
         return Note("Undecided.", f"{figures} Its experiment did not decide whether that loader is faster.")
@@ -159,21 +160,23 @@ def judge_claim(*names: str) -> Note:
         return Note("Undecided.", f"{figures} That is too close for one traced run to decide.")
     if works > CLAIMED:
         return Note("It holds here.", figures)
-    if any(others >= LEAST_OTHERS for *_, others in tried):
+    if any(others >= LEAST_OTHERS for *_, others in loaders):
         return Note("Undecided.", f"{figures} But other programs took cores meanwhile: without them it may be more.")
     return Note("It does not hold here.", figures)
 
 
 def steps_ms(name: str, count: int) -> float:
     """How long so many steps of the last setting of that experiment take, within what a lesson has time for."""
-    measured = experiment_named(name)
-    step_us = measured.sides[-1].us_per_step if measured is not None else None
+    step_us = None
+    with suppress(NotMeasured):
+        step_us = latest_experiment(name).sides[-1].us_per_step
     return min(count * (step_us or USUAL_STEP_US) / 1e3, LONGEST_MS)
 
 
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
+@exercise(ONE_OF_THE_SWEEP)
 def check_enough_workers(enough_workers: object) -> Checked:
     """Whether that is the smallest number of workers that is as good as the fastest of the sweep."""
     return check_enough(enough_workers, "how-many", "workers", as_written=0)
@@ -182,7 +185,7 @@ def check_enough_workers(enough_workers: object) -> Checked:
 QUESTIONS: Mapping[str, Question] = {
     "waiting": share(
         "What share of each step waits for data?",
-        lambda: data_wait_share(run_named("starving")),
+        lambda: data_wait_share(latest_facts("starving")),
         "of each step waits for data",
     ),
     "workers": times("What speedup do two workers give?", "two-workers", "with two workers"),

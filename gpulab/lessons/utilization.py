@@ -17,7 +17,7 @@ from gpulab.formatting import difference, percent, rate
 from gpulab.lessons.check import Checked, Mistakes, Note, Table, exercise, fault, right, wrong
 from gpulab.lessons.figures import BLUE, GREY, PALE, Bar, Row, fill_rows, panels, share_row
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import facts_named, notes, required_experiment, required_run, working_share
+from gpulab.lessons.measured import latest_experiment, latest_facts, latest_run, notes, working_share
 from gpulab.thresholds import DEFAULT
 from gpulab.views.waiting import waiting
 
@@ -124,7 +124,7 @@ def top_table(experiment: str) -> Table:
     first = sides[0]
     rows = []
     for side in sides:
-        works = working_share(side.facts.run) if side.facts is not None else None
+        works = working_share(side.facts)
         per_s = None if not side.us_per_sample else 1e6 / side.us_per_sample
         change = "–"
         if side is not first and side.us_per_sample and first.us_per_sample:
@@ -168,7 +168,7 @@ def ladder(side: Side, flop: float, peak_flops: float) -> list[Share]:
     """
     figures = side.facts
     on_gpu = figures is not None and figures.run.device.kind != "cpu"
-    works = working_share(figures.run) if figures is not None else None
+    works = working_share(figures)
     curves = {c.name: c.mean if c.step_mean is None else c.step_mean for c in figures.curves} if figures else {}
     no_counter = "needs a Hopper GPU or newer, or DCGM" if on_gpu else "a GPU's counter: a CPU has none"
     breakdown = figures.breakdown if figures is not None else None
@@ -191,7 +191,7 @@ def ladder(side: Side, flop: float, peak_flops: float) -> list[Share]:
 
 
 def _sides(experiment: str) -> list[Side]:
-    return [side for side in required_experiment(experiment).sides if not side.failure]
+    return [side for side in latest_experiment(experiment).sides if not side.failure]
 
 
 def _thread_share(figures: Facts | None) -> float | None:
@@ -211,7 +211,7 @@ def alerts_with(name: str, **limits: float) -> Note | Table:
     Raises UsageError for a name that is no threshold, or a value out of range.
     """
     thresholds = DEFAULT.changed(limits)
-    run = required_run(name)
+    run = latest_run(name)
     alerts = alerts_of(run.steps, run.samples, run.wall_ns, thresholds)
     changed = ", ".join(f"{limit}={value:g}" for limit, value in limits.items()) or "the default thresholds"
     if not alerts:
@@ -387,7 +387,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "top": share(
         "What does top show for it, in % of a core?",
-        lambda: _thread_share(facts_named("polled")),
+        lambda: _thread_share(latest_facts("polled")),
         "of the time the training has a core",
     ),
     "mfu": share("What is its MFU?", _best_mfu, "of the measured peak is what the traced steps reach (MFU)"),

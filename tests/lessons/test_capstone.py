@@ -23,7 +23,7 @@ from gpulab.lessons.capstone import (
     judge_order,
     what_is_left,
 )
-from gpulab.lessons.check import Speed
+from gpulab.lessons.check import NotMeasured, Speed
 from gpulab.lessons.figures import png
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import Verdict
@@ -38,13 +38,13 @@ def compared(times: float, spread: float = 1.05, verdict: Verdict = "faster") ->
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     records: dict[str, Any] = {}
 
-    def named(name: str) -> Experiment | None:
-        comparison = records.get(name)
-        return None if comparison is None else Experiment((comparison.a, comparison.b), (comparison,), 1.0)
+    def latest(name: str) -> Experiment:
+        if (comparison := records.get(name)) is None:
+            raise NotMeasured(f"There is no experiment {name!r} yet: run that cell first.")
+        return Experiment((comparison.a, comparison.b), (comparison,), 1.0)
 
-    monkeypatch.setattr("gpulab.lessons.measured.experiment_named", named)
+    monkeypatch.setattr(capstone, "latest_experiment", latest)
     monkeypatch.setattr(capstone, "climbs", [])
-    monkeypatch.setattr(capstone, "run_named", lambda name: None)
     return records
 
 

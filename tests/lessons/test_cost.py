@@ -33,8 +33,8 @@ def test_no_gpu_gets_below_the_loading(load: float, compute: float, workers: int
 def measured(monkeypatch: pytest.MonkeyPatch, ratio: float, spread: float, parts: tuple[float, float]) -> None:
     comparison = replace(a_comparison(), ratio=ratio, interval=(ratio / spread, ratio * spread))
     experiment = Experiment((comparison.a, comparison.b), (comparison,), 1.0)
-    monkeypatch.setattr(cost, "required_experiment", lambda name: experiment)
-    monkeypatch.setattr(cost, "required_run", lambda name: object())
+    monkeypatch.setattr(cost, "latest_experiment", lambda name: experiment)
+    monkeypatch.setattr(cost, "latest_run", lambda name: object())
     monkeypatch.setattr(cost, "step_parts_ms", lambda run: parts)
 
 
@@ -92,7 +92,7 @@ def test_the_legend_lies_on_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_undecided_has_no_price(monkeypatch: pytest.MonkeyPatch, verdict: Any, words: str) -> None:
     comparison = replace(a_comparison(), ratio=0.5, verdict=verdict)
     experiment = Experiment((comparison.a, comparison.b), (comparison,), 1.0)
-    monkeypatch.setattr(cost, "required_experiment", lambda name: experiment)
+    monkeypatch.setattr(cost, "latest_experiment", lambda name: experiment)
     assert words in repr(cost_ratio("two-workers"))
     assert ("undecided: " in repr(bill("two-workers", 2.5))) == (verdict == "undecided")
 

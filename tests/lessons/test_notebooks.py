@@ -56,11 +56,11 @@ OPTIONAL = ("torch_tb_profiler", "h5py", "optuna")
 ASSERTED = {  # of what a lesson has measured, in its own kernel after its last cell
     "12_split_model": """
 from gpulab.lessons import split_model
-from gpulab.lessons.measured import ranks_named
+from gpulab.lessons.measured import latest_ranks
 
 names = ("one-micro-batch", "eight-micro-batches", "one-forward-one-backward")
 assert lesson.reveal("kept").measured == 25  # 1F1B: of eight micro-batches two
-assert [split_model.micro_batches_of(run) for name in names for run in ranks_named(name)] == [1, 1, 8, 8, 8, 8]
+assert [split_model.micro_batches_of(run) for name in names for run in latest_ranks(name)] == [1, 1, 8, 8, 8, 8]
 lines = [line.split() for line in bubbles(*names, "another").lines]
 assert [line[:3] for line in lines[1:4]] == [[names[0], "2", "1"], [names[1], "2", "8"], [names[2], "2", "8"]]
 assert [line[3:5] for line in lines[1:4]] == [["50", "%"], ["11", "%"], ["11", "%"]]

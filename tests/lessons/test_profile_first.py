@@ -58,11 +58,11 @@ def test_the_formula_is_drawn() -> None:
 def test_a_promised_share_stands_beside_the_measured_one(
     monkeypatch: pytest.MonkeyPatch, sure: bool, is_first: bool
 ) -> None:
-    findings = [SimpleNamespace(source_line="", recoverable_us_per_step=9.0) for _ in range(2)]
-    findings[1].source_line, findings[1].recoverable_us_per_step = "np.roll(...)", 12.0
+    findings = [SimpleNamespace(source_line="", cost_us=9.0) for _ in range(2)]
+    findings[1].source_line, findings[1].cost_us = "np.roll(...)", 12.0
     first = findings[1] if is_first else findings[0]
     diagnosed = SimpleNamespace(findings=findings, step_us=16.0, first=first)
-    monkeypatch.setattr(profile_first, "run_named", lambda name: name)
+    monkeypatch.setattr(profile_first, "latest_run", lambda name: name)
     monkeypatch.setattr(profile_first, "diagnose", lambda run: diagnosed)
     monkeypatch.setattr(profile_first, "times_faster", lambda name: Faster(5.0, sure))
     table = limit_beside_share("first", "limit")
@@ -73,10 +73,8 @@ def test_a_promised_share_stands_beside_the_measured_one(
     ]
     assert any("may be chance" in line for line in table.lines) is not sure
     assert any("another cause first" in line for line in table.lines) is not is_first
-    findings[1].recoverable_us_per_step = 16.0
+    findings[1].cost_us = 16.0
     assert isinstance(limit_beside_share("first", "limit"), Note), "no factor where nothing would be left"
-    monkeypatch.setattr(profile_first, "times_faster", lambda name: None)
-    assert isinstance(limit_beside_share("first", "limit"), Note)
 
 
 # -- the trace ---------------------------------------------------------------------------------------------------------
@@ -103,7 +101,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
         for _ in range(8):
             model(torch.ones(3, 4)).sum().backward()
             optimizer.step()
-    monkeypatch.setattr(profile_first, "run_named", lambda name: profiled.run)
+    monkeypatch.setattr(profile_first, "latest_run", lambda name: profiled.run)
     return profiled.run
 
 
@@ -147,7 +145,7 @@ def test_a_file_that_the_plugin_cannot_read_is_no_error(tmp_path: Path) -> None:
 )
 def test_a_number_is_that_of_the_report(answer: int, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [SimpleNamespace(source_line=""), SimpleNamespace(source_line=f"cell [2], line 33: {CULPRIT}")]
-    monkeypatch.setattr(profile_first, "run_named", lambda name: object())
+    monkeypatch.setattr(profile_first, "latest_run", lambda name: object())
     monkeypatch.setattr(profile_first, "diagnose", lambda run: SimpleNamespace(findings=findings))
     checked = check_costliest(answer)
     assert (checked.state, hint in checked.hint) == (state, True), checked

@@ -12,7 +12,8 @@ from torch import nn
 
 from gpulab.analysis.cores import CoreShare
 from gpulab.lessons import split_model
-from gpulab.lessons.ranks import Stage, kept_activations, local_bytes, note, noted, training_tensors
+from gpulab.lessons.check import NotMeasured
+from gpulab.lessons.ranks import Stage, kept_activations, local_bytes, note, noted_bytes, training_tensors
 from gpulab.lessons.split_model import (
     check_micro_batches,
     draw_bubbles,
@@ -66,7 +67,11 @@ def test_a_note_is_read_from_the_trace() -> None:
     run = synthetic.cpu_case().run
     assert run.timeline is not None
     noting = replace(run, timeline=replace(run.timeline, names=(*run.timeline.names, *names)))
-    assert (noted(noting, "kept_bytes"), noted(noting, "kept"), noted(run, "kept_bytes")) == (12, None, None)
+    assert (noted_bytes(noting, "kept_bytes"), noted_bytes(noting, "kept"), noted_bytes(run, "kept_bytes")) == (
+        12,
+        None,
+        None,
+    )
 
 
 # -- exercise 1 --------------------------------------------------------------------------------------------------------
@@ -77,8 +82,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`ran(micro_batches, bubble)`: so the exercise's pipeline ran in two ranks."""
 
     def was(micro_batches: int | None, measured: float | None, *, disturbed: bool = False) -> None:
-        runs: list[Run] = [] if micro_batches is None else [synthetic.cpu_case().run] * 2
-        monkeypatch.setattr(split_model, "ranks_named", lambda name: runs if name == split_model.CHOSEN else [])
+        def latest(name: str) -> list[Run]:
+            if micro_batches is None or name != split_model.CHOSEN:
+                raise NotMeasured(f"There is no run {name!r} yet")
+            return [synthetic.cpu_case().run] * 2
+
+        monkeypatch.setattr(split_model, "latest_ranks", latest)
         monkeypatch.setattr(split_model, "micro_batches_of", lambda run: micro_batches)
         monkeypatch.setattr(split_model, "measured_bubble", lambda name: measured)
         monkeypatch.setattr(split_model, "_is_disturbed", lambda ranks: disturbed)
@@ -99,7 +108,7 @@ def test_the_figure_has_a_point_for_each_run(ran: Any) -> None:
     [
         (None, 2, 0.35, "unanswered", "Let the function return a number"),
         (16, 2, 0.35, "unanswered", "ran with 2 micro-batches, and the answer is 16"),
-        (16, None, None, "unanswered", "has no run yet"),
+        (16, None, None, "unanswered", "There is no run"),
         (16, 16, 0.08, "right", "Measured: 8 %; the formula says 5.9 %. 16 micro-batches of 4 samples each."),
         (16, 16, None, "undecided", "not measurable"),
         (4, 4, 0.22, "wrong", "1 / (m + 1): which m"),

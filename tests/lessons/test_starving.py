@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpulab.lessons import starving
-from gpulab.lessons.check import Speed
+from gpulab.lessons.check import NotMeasured, Speed
 from gpulab.lessons.digits import DigitsInMemory, DistantDigits, HeavyDigits, SomeDistantDigits, whole_batch
 from gpulab.lessons.starving import Feeding, check_loader, judge_claim, steps_ms
 
@@ -105,8 +105,19 @@ def test_some_distant_digits_are_the_same_and_few_are_late(monkeypatch: pytest.M
     assert slept == [0.08] * 4
 
 
+def ran(monkeypatch: pytest.MonkeyPatch, name: str, experiment: Any) -> None:
+    """That experiment ran under that name, and no other."""
+
+    def latest(other: str) -> Any:
+        if other != name:
+            raise NotMeasured(f"There is no experiment {other!r} yet")
+        return experiment
+
+    monkeypatch.setattr(starving, "latest_experiment", latest)
+
+
 def case(label: str, works: float | None, verdict: str, others: float = 0.02) -> Any:
-    figures = None if works is None else SimpleNamespace(run=works, cores=SimpleNamespace(others_fraction=others))
+    figures = None if works is None else SimpleNamespace(works=works, cores=SimpleNamespace(others_fraction=others))
     return SimpleNamespace(b=SimpleNamespace(label=label, facts=figures), verdict=verdict)
 
 
@@ -131,16 +142,15 @@ def case(label: str, works: float | None, verdict: str, others: float = 0.02) ->
 def test_a_claim_gets_a_verdict_from_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, loaders: list[tuple[Any, ...]], begin: str, words: str
 ) -> None:
-    experiments = {"how-many": SimpleNamespace(comparisons=[case(*one) for one in loaders])}
-    monkeypatch.setattr(starving, "experiment_named", experiments.get)
-    monkeypatch.setattr(starving, "working_share", lambda share: share)
+    ran(monkeypatch, "how-many", SimpleNamespace(comparisons=[case(*one) for one in loaders]))
+    monkeypatch.setattr(starving, "working_share", lambda figures: figures.works if figures is not None else None)
     note = judge_claim("how-many", "no-loading")
     assert note.opening == begin and words in note.words
 
 
 def test_a_late_image_keeps_step_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = [SimpleNamespace(us_per_step=50_000.0), SimpleNamespace(us_per_step=6_000.0)]
-    monkeypatch.setattr(starving, "experiment_named", {"cache": SimpleNamespace(sides=sides)}.get)
+    ran(monkeypatch, "cache", SimpleNamespace(sides=sides))
     assert steps_ms("cache", 8) == pytest.approx(48) and steps_ms("never ran", 8) == pytest.approx(80)
     sides[-1].us_per_step = 1e6
     assert steps_ms("cache", 8) == 250, "on a busy machine the lesson ends all the same"

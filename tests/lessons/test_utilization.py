@@ -78,7 +78,9 @@ def side(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utilization, "working_share", lambda run: 0.6 if run.device.kind == "cpu" else 0.7)
+    monkeypatch.setattr(
+        utilization, "working_share", lambda figures: figures and (0.6 if figures.run.device.kind == "cpu" else 0.7)
+    )
 
 
 @pytest.mark.usefixtures("measured")
@@ -170,7 +172,7 @@ def test_alerts_are_told_from_the_record(monkeypatch: pytest.MonkeyPatch) -> Non
     columns |= {"number": np.arange(count), "start_ns": start, "end_ns": start + step_ns}
     steps = Steps(**{**columns, "data_wait_ns": np.full(count, step_ns * 3 // 4)})
     run = SimpleNamespace(steps=steps, samples={}, wall_ns=count * step_ns)
-    monkeypatch.setattr(utilization, "required_run", lambda name: run)
+    monkeypatch.setattr(utilization, "latest_run", lambda name: run)
     assert "No alert." in repr(alerts_with("polled"))
     assert "the DataLoader's batches come late" in repr(alerts_with("polled", alert_after_s=1))
     with pytest.raises(Exception, match="alert_after"):
