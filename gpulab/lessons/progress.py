@@ -6,7 +6,6 @@ A line has the lesson, the exercise, what came of it, the guess, the measurement
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import urllib.error
@@ -15,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from msgspec import Struct
-from msgspec.structs import asdict, replace
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from gpulab.store.files import reason
 from gpulab.store.folders import default_root
@@ -32,16 +32,19 @@ LONGEST_LINE_BYTES = 4_000  # a longer one is none of ours
 MOST_LINES = 100_000
 
 
-class Line(Struct, frozen=True):
+Figure = Annotated[float, Meta(gt=-1e12, lt=1e12)]
+
+
+class Line(Struct, frozen=True, omit_defaults=True):
     """One check or guess. `guess` and `measured` are both in per cent, or both factors; None where there is none."""
 
-    lesson: str
-    exercise: str
-    kind: str  # "check", "guess", or "opened"
-    state: str  # of a check: unanswered, wrong, undecided, right; of a guess: how close it was
-    time: str  # ISO 8601, UTC
-    guess: float | None = None
-    measured: float | None = None
+    lesson: Annotated[str, Meta(min_length=1)]
+    exercise: str = ""
+    kind: str = ""  # "check", "guess", or "opened"
+    state: str = ""  # of a check: unanswered, wrong, undecided, right; of a guess: how close it was
+    time: str = ""  # ISO 8601, UTC
+    guess: Figure | None = None
+    measured: Figure | None = None
     unit: str = ""  # of a guess: "%" or "times"
     learner: str = ""  # the name that the learner chose; only in a class
 
@@ -58,7 +61,7 @@ class Learner(Struct, frozen=True):
     """Who works here. `token` keeps two learners of one name apart; both stand in a file of this folder."""
 
     name: str
-    token: str
+    token: Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]
 
     @property
     def file_name(self) -> str:
@@ -157,20 +160,15 @@ def learner(folder: Path | None = None, name: str | None = None) -> Learner:
     Where the folder cannot be written, the token lasts as long as this process.
     """
     path = (default_root().parent if folder is None else folder) / LEARNER_FILE
-    given: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        given = content if isinstance(content, dict) else {}
-    token = given.get("token")
-    if not isinstance(token, str) or not re.fullmatch(r"[0-9a-f]{6}", token):
-        token = _TOKEN
-    kept = given.get("name")
-    chosen = _plain_name(name if name is not None else kept if isinstance(kept, str) else "")
-    who = Learner(chosen or f"learner {token[:4]}", token)
-    if given != {"name": who.name, "token": token}:
+    before = Learner("", _TOKEN)
+    with suppress(OSError, msgspec.MsgspecError):
+        before = msgspec.json.decode(path.read_bytes(), type=Learner)
+    plain_name = _plain_name(before.name if name is None else name)
+    who = Learner(plain_name or f"learner {before.token[:4]}", before.token)
+    if who != before:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"name": who.name, "token": token}) + "\n", encoding="utf-8")
+            path.write_bytes(msgspec.json.encode(who) + b"\n")
     return who
 
 
@@ -197,7 +195,7 @@ class ClassService(Outlet):
         """A hub that does not answer within two seconds keeps nobody waiting longer."""
         request = urllib.request.Request(
             self.url.rstrip("/") + "/lines",
-            data=_content(line),
+            data=msgspec.json.encode(line),
             headers={"Authorization": f"token {self._token}", "Content-Type": "application/json"},
             method="POST",
         )
@@ -247,33 +245,15 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 def parsed(content: bytes | str) -> Line | None:
     """A line of a file; None for what is none."""
-    try:
-        given = json.loads(content)
-    except ValueError:
-        return None
-    if not isinstance(given, dict):
-        return None
-    texts = {name: given.get(name, "") for name in ("lesson", "exercise", "kind", "state", "time", "unit", "learner")}
-    if not all(isinstance(text, str) for text in texts.values()) or not texts["lesson"]:
-        return None
-    return Line(**texts, guess=_figure(given.get("guess")), measured=_figure(given.get("measured")))
-
-
-def _figure(value: object) -> float | None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and abs(float(value)) < 1e12 else None  # type: ignore[arg-type]
-
-
-def _content(line: Line) -> bytes:
-    """Without what is not known; a name's lone surrogates are spelled out."""
-    fields = {name: value for name, value in asdict(line).items() if value is not None and value != ""}
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(content, type=Line)
+    return None
 
 
 def _append(path: Path, line: Line) -> str | None:
     """One write of a whole line, so that no other's stands in it. Why it failed, or None."""
     try:
-        content = _content(line) + b"\n"
+        content = msgspec.json.encode(line) + b"\n"
         with path.open("ab", buffering=0) as file:
             written = file.write(content)
             if written != len(content):  # nothing of it, so that the next try begins a line
