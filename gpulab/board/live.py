@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from gpulab.board import page
 from gpulab.board.standing import LearnerStanding, Standing, State, standing
 from gpulab.errors import UsageError
-from gpulab.lessons.catalogue import LESSONS, lesson_named
+from gpulab.lessons.catalogue import LESSONS, find_lesson
 from gpulab.lessons.progress import CLASS_VARIABLE, Line, Progress, class_outlets, learner, read_lines
 from gpulab.store.files import reason, write_whole
 from gpulab.views.view import Answer
@@ -79,7 +79,7 @@ def show_board(options: argparse.Namespace) -> Answer | None:
         return None
     if options.folder is None:
         raise UsageError("%gpulab board needs the class folder: %gpulab board FOLDER.")
-    board = LiveBoard(options.folder.expanduser(), tuple(lesson_named(word).name for word in options.lessons))
+    board = LiveBoard(options.folder.expanduser(), tuple(find_lesson(word).name for word in options.lessons))
     current = board.read()
     if options.html is not None:
         content = board.bundle()["text/html"]

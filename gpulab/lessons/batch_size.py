@@ -16,7 +16,7 @@ from gpulab.lessons.digits import Batch, DigitsInMemory
 from gpulab.lessons.figures import BLUE, ORANGE, plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import ONE_OF_THE_SWEEP, Swept, check_enough, latest_experiment, notes
-from gpulab.lessons.memory import kept_bytes
+from gpulab.lessons.memory import activation_bytes
 from gpulab.lessons.training import seeded, weights_of
 from gpulab.views.waiting import waiting
 
@@ -90,15 +90,15 @@ def _loss_after(digits: DigitsInMemory, samples: int, count: int, rate: float) -
         return float(nn.functional.cross_entropy(model(digits.pixels), digits.labels))
 
 
-def kept_for_backward(model: nn.Module, digits: DigitsInMemory, batch_sizes: Sequence[int]) -> Table:
+def activations_by_batch_size(model: nn.Module, digits: DigitsInMemory, batch_sizes: Sequence[int]) -> Table:
     """The bytes that autograd keeps of one forward pass, per batch size: activations, without the weights."""
     device = next(model.parameters()).device
     rows = []
     with waiting("counting what a forward pass keeps"):
         for count in batch_sizes:
             pixels, labels = digits.pixels[:count].to(device), digits.labels[:count].to(device)
-            kept, _ = kept_bytes(model, lambda: nn.functional.cross_entropy(model(pixels), labels))  # noqa: B023
-            rows.append((count, size(kept)))
+            saved_bytes, _ = activation_bytes(model, lambda: nn.functional.cross_entropy(model(pixels), labels))  # noqa: B023
+            rows.append((count, size(saved_bytes)))
     return Table.of(("batch size", "kept for the backward pass"), rows)
 
 
@@ -159,8 +159,8 @@ def as_one_batch(
 def check_one_step(one_step: OneStep) -> Checked:
     """Whether `one_step(model, optimizer, loss_function, batches)` trains as on one batch of all samples together."""
     mine = _Trial(one_step)
-    wanted = _Trial(as_one_batch)
-    first, second = (_times_as_far(m, w) for m, w in zip(mine.moved, wanted.moved, strict=True))
+    expected = _Trial(as_one_batch)
+    first, second = (_times_as_far(m, w) for m, w in zip(mine.moved, expected.moved, strict=True))
     faults = (
         (not any(mine.steps), "The optimizer never made its step: call optimizer.step()."),
         (
@@ -214,14 +214,14 @@ def check_one_step(one_step: OneStep) -> Checked:
     )
 
 
-def _is(times: float | None, wanted: float) -> bool:
-    return times is not None and abs(times - wanted) < 1e-3
+def _is(times: float | None, expected: float) -> bool:
+    return times is not None and abs(times - expected) < 1e-3
 
 
-def _times_as_far(moved: Tensor, wanted: Tensor) -> float | None:
+def _times_as_far(moved: Tensor, expected: Tensor) -> float | None:
     """How long the way is as a multiple of the wanted one; None where it leads elsewhere."""
-    times = float(moved @ wanted / (wanted @ wanted))
-    return times if torch.allclose(moved, times * wanted, rtol=1e-6, atol=1e-9) else None
+    times = float(moved @ expected / (expected @ expected))
+    return times if torch.allclose(moved, times * expected, rtol=1e-6, atol=1e-9) else None
 
 
 QUESTIONS: Mapping[str, Question] = {

@@ -29,7 +29,7 @@ from gpulab.views.wording import PARTS, part_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WANTED = 3.0  # speedup over the given training
+LEAST_SPEEDUP = 3.0  # speedup over the given training
 SAMPLES = 256  # of a measurement
 FETCH_MS = 16  # of the exercise: what eight workers gain is more than what starting them costs, on one core too
 FEWEST_UPDATES = 3  # of so many samples: fewer would be another training
@@ -256,7 +256,7 @@ def judge_order(ladder: Ladder) -> Note:
 
 
 @notes
-def what_is_left(ladder: Ladder) -> Note:
+def rest_of_step(ladder: Ladder) -> Note:
     """Whether the device works 90 % of the time on a rung that counts, and what the rest of its steps is."""
     top = ladder.best("working")
     if top is None or top.working is None:
@@ -279,14 +279,14 @@ def compare_with_climb(ladder: Ladder) -> Note:
     if not climbs:
         raise NotMeasured("There is no climb yet: run %gpulab climb first.")
     climbed = climbs[-1]
-    kept = settings_words(climbed.kept)
+    settings = settings_words(climbed.kept)
     whole = climbed.result.whole
     if not climbed.kept:
         return Note("Undecided.", "The climb kept nothing: no setting that it tried was faster for certain.")
     if whole is None or whole.times_as_fast is None:
-        return Note("Undecided.", f"The climb kept {kept}, and had no time to compare it as a whole.")
+        return Note("Undecided.", f"The climb kept {settings}, and had no time to compare it as a whole.")
     theirs, mine = Rung.of("climb", whole), ladder.best()
-    words = f"The climb kept {kept}: {theirs.words}."
+    words = f"The climb kept {settings}: {theirs.words}."
     if mine is None:
         return Note("So far.", f"{words} No rung of yours is faster for certain yet.")
     words += f" Your best rung, {mine.name} ({mine.label}): {mine.words}."
@@ -315,10 +315,10 @@ def check_order(order: object) -> Checked:
     return right(words) if (order == "data") == data_is_ahead else wrong(words)
 
 
-def given_train(dataset: Any, model: nn.Module, samples: int) -> None:
+def slow_train(dataset: Any, model: nn.Module, samples: int) -> None:
     """The training to speed up: one image after the other, small batches, and an accuracy counted in Python."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    seen = correct = 0
+    count = correct = 0
     for images, labels in DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True):
         logits = model(images)
         loss = functional.cross_entropy(logits, labels)
@@ -326,8 +326,8 @@ def given_train(dataset: Any, model: nn.Module, samples: int) -> None:
         torch.autograd.backward(loss)
         optimizer.step()
         correct += sum(int(row.argmax() == label) for row, label in zip(logits, labels, strict=True))
-        seen += len(labels)
-        if seen >= samples:
+        count += len(labels)
+        if count >= samples:
             return
 
 
@@ -351,9 +351,9 @@ def check_train(my_train: Any) -> Checked:
             f"{FEWEST_UPDATES} updates it is another training."
         )
     checked = check_speed(
-        lambda: given_train(dataset, small_network(), SAMPLES),
+        lambda: slow_train(dataset, small_network(), SAMPLES),
         lambda: my_train(dataset, small_network(), SAMPLES),
-        WANTED,
+        LEAST_SPEEDUP,
         good="The same samples, and the same kind of training.",
         pairs=5,
         budget_s=40.0,

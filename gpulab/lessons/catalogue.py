@@ -76,13 +76,13 @@ LESSONS: tuple[Entry, ...] = (
 )
 
 
-def lesson_named(name: str | int) -> Entry:
+def find_lesson(name: str | int) -> Entry:
     """The lesson of a number ("03", 3), a notebook's name or a part of it. Raises UsageError naming the nearest."""
-    asked = f"{name:02d}" if isinstance(name, int) else str(name).strip().removesuffix(".ipynb")
+    word = f"{name:02d}" if isinstance(name, int) else str(name).strip().removesuffix(".ipynb")
     for entry in LESSONS:
-        if asked in (entry.number, entry.name, entry.module) or (asked.isdecimal() and int(asked) == int(entry.number)):
+        if word in (entry.number, entry.name, entry.module) or (word.isdecimal() and int(word) == int(entry.number)):
             return entry
     names = [entry.name for entry in LESSONS]
-    near = difflib.get_close_matches(asked, names, n=1, cutoff=0.4) or [n for n in names if asked and asked in n]
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.4) or [n for n in names if word and word in n]
     hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(entry.number for entry in LESSONS)}."
     raise UsageError(f"There is no lesson {name!r}.{hint}")

@@ -198,14 +198,14 @@ def no_number(got: object, _: object) -> str:
     return "" if is_number(got) else f"It gives {got!r}; expected a number: does the function return its result?"
 
 
-def is_close(got: Any, wanted: Any) -> bool:
+def is_close(got: Any, expected: Any) -> bool:
     """Of two numbers, but for rounding."""
-    return math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-12)
+    return math.isclose(got, expected, rel_tol=1e-6, abs_tol=1e-12)
 
 
 def fault(
     answer: Callable[..., Any],
-    wanted: Callable[..., Any],
+    expected: Callable[..., Any],
     cases: Sequence[Case],
     mistakes: Mistakes = (),
     *,
@@ -219,8 +219,8 @@ def fault(
     Of the first wrong case: what `form` says of its result beside the right one, else the hint of the mistake that
     explains most of the results, else `otherwise`. With a `name`, the figures of that case stand before the hint.
     """
-    tried = [(case, answer(*case), wanted(*case)) for case in cases]
-    first = next((one for one in tried if form(*one[1:]) or not same(*one[1:])), None)
+    results = [(case, answer(*case), expected(*case)) for case in cases]
+    first = next((one for one in results if form(*one[1:]) or not same(*one[1:])), None)
     if first is None:
         return ""
     case, result, right_one = first
@@ -228,7 +228,7 @@ def fault(
         return words
 
     def explained(mistake: Callable[..., Any]) -> int:
-        return sum(not form(got, good) and same(got, mistake(*of)) for of, got, good in tried)
+        return sum(not form(got, good) and same(got, mistake(*of)) for of, got, good in results)
 
     possible = [(hint, mistake) for hint, mistake in mistakes if same(result, mistake(*case))]
     hint = max(possible, key=lambda one: explained(one[1]))[0] if possible else otherwise
@@ -317,19 +317,19 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
     return Speed(estimate.ratio, estimate.interval, before_s, after_s, estimate.count, others_fraction)
 
 
-def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") -> Checked:
+def judge_speed(speed: Speed, expected: float, *, good: str = "", hint: str = "") -> Checked:
     """Right where the whole interval reaches `wanted` times, wrong where none of it does; `hint`: what to try then.
 
     A solution that does nothing and looks fast once, by chance, is undecided here or wrong: never right. Where other
     programs took cores meanwhile, or while it is quick, none is wrong.
     """
     low, high = speed.interval
-    if low >= wanted:
+    if low >= expected:
         return right(f"{speed.words}. {good}".strip())
     if is_quick():
         return undecided(f"{speed.words}: {QUICK_VARIABLE} is set, and so little is measured that no answer is slow.")
-    goal = f"{speed.words}; the goal is {factor(wanted)}×"
-    if high >= wanted:
+    goal = f"{speed.words}; the goal is {factor(expected)}×"
+    if high >= expected:
         return undecided(f"{goal}: the measurement leaves open whether it is reached. {QUIETER}")
     others = speed.others_fraction or 0.0
     if others >= LEAST_OTHERS:
@@ -341,7 +341,7 @@ def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") 
 def check_speed(
     before: Callable[[], object],
     after: Callable[[], object],
-    wanted: float,
+    expected: float,
     *,
     good: str = "",
     hint: str = "",
@@ -350,4 +350,4 @@ def check_speed(
 ) -> Checked:
     """Whether `after` has a speedup of at least `wanted` over `before`, each run in turn."""
     speed = time_pairs(seconds_of(before), seconds_of(after), pairs=pairs, budget_s=budget_s)
-    return judge_speed(speed, wanted, good=good, hint=hint)
+    return judge_speed(speed, expected, good=good, hint=hint)

@@ -139,25 +139,24 @@ def check_all_reduce(my_all_reduce: Any) -> Checked:
 
 
 def _wrong_sum(before: Sequence[Tensor], after: Sequence[Tensor], ended: Ended) -> str:
-    wanted = torch.stack(list(before)).sum(0)
-    if any(isinstance(result, Tensor) and torch.equal(result, wanted) for result in ended.results) and not torch.equal(
-        after[-1], wanted
-    ):
+    reference = torch.stack(list(before)).sum(0)
+    returned = any(isinstance(result, Tensor) and torch.equal(result, reference) for result in ended.results)
+    if returned and not torch.equal(after[-1], reference):
         return "it returns the sum, and the tensor that was given must hold it: write into it, as dist.all_reduce does."
-    right_ones = [rank for rank, tensor in enumerate(after) if torch.equal(tensor, wanted)]
+    right_ones = [rank for rank, tensor in enumerate(after) if torch.equal(tensor, reference)]
     if len(right_ones) == len(after):
         return ""
-    if all(torch.allclose(tensor, wanted / len(after)) for tensor in after):
+    if all(torch.allclose(tensor, reference / len(after)) for tensor in after):
         return "that is the mean; expected the sum."
     if right_ones:
         return f"the sum is right on rank {', '.join(map(str, right_ones))} alone; all ranks need it."
-    places = (after[0] == wanted).nonzero().flatten().tolist()
+    places = (after[0] == reference).nonzero().flatten().tolist()
     if places:
         return (
-            f"on rank 0 the sum is right at {plural(len(places), 'place')} of {len(wanted)}. After the first n-1 "
+            f"on rank 0 the sum is right at {plural(len(places), 'place')} of {len(reference)}. After the first n-1 "
             "rounds each rank has one part that is summed up; n-1 further rounds hand these on, copied and not added."
         )
-    return f"rank 0 has {after[0][1]:g} at place 1, and {wanted[1]:g} is the sum. Which part is sent in which round?"
+    return f"rank 0 has {after[0][1]:g} at place 1, and {reference[1]:g} is the sum. Which part is sent in which round?"
 
 
 # -- exercise 2: local SGD ---------------------------------------------------------------------------------------------
@@ -231,8 +230,8 @@ def _reference(*, divide: bool = True, gradients: bool = False) -> LocalSgd:
 
 def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
     def equals(**options: bool) -> bool:
-        wanted, _ = _trained(_reference(**options), ranks)
-        return all(torch.allclose(a, b) for a, b in zip(mine, wanted, strict=True))
+        reference, _ = _trained(_reference(**options), ranks)
+        return all(torch.allclose(a, b) for a, b in zip(mine, reference, strict=True))
 
     often = exchanges > STEPS // EVERY
     if equals():

@@ -74,8 +74,8 @@ class DigitsInMemory(Dataset[Batch]):
         return self.pixels[index], self.labels[index]
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        chosen = torch.tensor(indices)
-        return self.pixels[chosen], self.labels[chosen]
+        rows = torch.tensor(indices)
+        return self.pixels[rows], self.labels[rows]
 
 
 class LateDigits(DigitsInMemory):
@@ -108,9 +108,9 @@ def split_digits(*, training: bool) -> Batch:
     """
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
-    chosen = order[:TRAINED_ON] if training else order[TRAINED_ON:]
-    images = torch.tensor(digits.images[chosen], dtype=torch.float32).unsqueeze(1) / 16
-    return images, torch.tensor(digits.target[chosen])
+    rows = order[:TRAINED_ON] if training else order[TRAINED_ON:]
+    images = torch.tensor(digits.images[rows], dtype=torch.float32).unsqueeze(1) / 16
+    return images, torch.tensor(digits.target[rows])
 
 
 class SearchDigits(Dataset[tuple[Tensor, int]]):

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.formatting import plural
-from gpulab.lessons.catalogue import lesson_named
+from gpulab.lessons.catalogue import find_lesson
 from gpulab.store.files import reason
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.view import Answer
@@ -105,18 +105,18 @@ class Copied(Struct, frozen=True):
 
     folder: Path
     new: tuple[str, ...]
-    kept: tuple[str, ...]
+    present: tuple[str, ...]
 
 
 def open_lessons(options: argparse.Namespace) -> Answer:
     """Do `gpulab lab`; the exit status is JupyterLab's. Raises UsageError and StoreError."""
-    entry = lesson_named(options.lesson)
+    entry = find_lesson(options.lesson)
     copied = copy_lessons(options.folder.absolute(), options.edition)
     folder = plain(str(copied.folder))
     if copied.new:
         print(f"{plural(len(copied.new), 'lesson')} copied to {folder}")
-    if copied.kept:
-        print(f"{plural(len(copied.kept), 'lesson')} in {folder} kept: your copies are never overwritten")
+    if copied.present:
+        print(f"{plural(len(copied.present), 'lesson')} in {folder} kept: your copies are never overwritten")
     if options.no_open:
         return Answer()
     command = jupyterlab_command(copied.folder, entry.name, options.args)
@@ -147,7 +147,7 @@ def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
 
     Raises StoreError where the folder cannot be written.
     """
-    new, kept = [], []
+    new, present = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for source in notebooks():
@@ -157,10 +157,10 @@ def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
                     json.dump(_without_outputs(notebook), file, indent=1, ensure_ascii=False)
                 new.append(source.stem)
             except FileExistsError:
-                kept.append(source.stem)
+                present.append(source.stem)
     except OSError as e:
         raise StoreError(f"The lessons cannot be copied to {str(folder)!r}: {reason(e)}.") from e
-    return Copied(folder, tuple(new), tuple(kept))
+    return Copied(folder, tuple(new), tuple(present))
 
 
 def _without_outputs(notebook: Any) -> Any:

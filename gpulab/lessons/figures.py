@@ -186,8 +186,8 @@ def draw_rows(
         fill_rows(axes, rows, size=size)
         if legend:
             patches = [Patch(color=colour, label=meaning) for meaning, colour in legend.items()]
-            look = {"ncols": 4, "frameon": False, "fontsize": 8, "handlelength": 1.2}
-            figure.legend(handles=patches, loc="outside lower center", **look)
+            style = {"ncols": 4, "frameon": False, "fontsize": 8, "handlelength": 1.2}
+            figure.legend(handles=patches, loc="outside lower center", **style)
     return figure
 
 

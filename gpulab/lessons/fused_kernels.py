@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-WANTED = 1.1  # speedup: forward and backward, at the size of the check
+LEAST_SPEEDUP = 1.1  # speedup: forward and backward, at the size of the check
 SHAPES = ((2, 2, 8, 4), (1, 3, 17, 8))  # batch, heads, tokens, numbers of a head
 TIMED_SHAPE = (4, 4, 256, 32)
 TOLERANCE = 1e-9  # in double precision
 PEAK_SIZE, COPIED_BYTES, REPEATS = 1024, 64 << 20, 5
 _LEAST_SHARE = 0.01  # of the step: what takes less is not drawn
-_NAMED_SHARE, _MOST_NAMED, _LONGEST_NAME = 0.03, 10, 30  # in the figure: the table below it has all names in full
+_NAME_FROM_SHARE, _MOST_NAMES, _LONGEST_NAME = 0.03, 10, 30  # in the figure: the table below it has all names in full
 
 
 def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -224,14 +224,14 @@ def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
     """FLOP/s against FLOP per byte: the roof is what the device reached, each dot an operator and its share."""
     step_s = sum(use.seconds for use in uses)
     longest_first = sorted(uses, key=lambda use: -use.seconds)
-    drawn = [use for use in longest_first if use.seconds >= _LEAST_SHARE * step_s and use.flops and use.bytes]
-    intensities = [use.intensity for use in drawn] or [1.0]
+    uses_to_draw = [use for use in longest_first if use.seconds >= _LEAST_SHARE * step_s and use.flops and use.bytes]
+    intensities = [use.intensity for use in uses_to_draw] or [1.0]
     low, high = min(*intensities, peak.ridge) / 4, max(*intensities, peak.ridge) * 4
     title = "your operators under the roof that this device reached"
     with plot(8, 4, title, "FLOP per byte read or written", "GFLOP/s") as (figure, axes):
         roof = [low * peak.bytes / 1e9, peak.flops / 1e9, peak.flops / 1e9]
         axes.plot([low, peak.ridge, high], roof, color=GREY, lw=2)
-        for use in drawn:
+        for use in uses_to_draw:
             colour = BLUE if use.intensity >= peak.ridge else ORANGE
             area = _area(use.seconds / step_s)
             axes.scatter([use.intensity], [use.gflops_per_s], s=area, color=colour, alpha=0.6, linewidths=0)
@@ -239,7 +239,7 @@ def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
         axes.set_yscale("log")
         axes.margins(y=0.12)
         axes.grid(color=GRID, lw=0.5, which="major")
-        _name_dots(axes, drawn, step_s)
+        _name_dots(axes, uses_to_draw, step_s)
     return figure
 
 
@@ -248,16 +248,16 @@ def _area(share: float) -> float:
     return 30 + 1500 * share
 
 
-def _name_dots(axes: Axes, drawn: Sequence[OperatorUse], step_s: float) -> None:
+def _name_dots(axes: Axes, uses_to_draw: Sequence[OperatorUse], step_s: float) -> None:
     """The names and shares of the large dots in a column beside the axes, each with a line to its dot."""
-    named = [use for use in drawn[:_MOST_NAMED] if use.seconds >= _NAMED_SHARE * step_s]
+    largest = [use for use in uses_to_draw[:_MOST_NAMES] if use.seconds >= _NAME_FROM_SHARE * step_s]
     line = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
-    for place, use in enumerate(sorted(named, key=lambda use: use.gflops_per_s)):
+    for place, use in enumerate(sorted(largest, key=lambda use: use.gflops_per_s)):
         name = shortened(use.name.removeprefix("aten."), _LONGEST_NAME)
         axes.annotate(
             f"{name} {percent(use.seconds / step_s)}",
             (use.intensity, use.gflops_per_s),
-            (1.02, (place + 0.5) / len(named)),
+            (1.02, (place + 0.5) / len(largest)),
             textcoords=axes.transAxes,
             va="center",
             size=8,
@@ -363,8 +363,8 @@ def check_attention(my_attention: Any) -> Checked:
     ):
         return wrong(words)
     for inputs in cases:
-        mine, wanted = (gradients_of(attention(*inputs), inputs) for attention in (my_attention, four_operators))
-        for name, gradient, right_one in zip(("query", "key", "value"), mine, wanted, strict=True):
+        mine, expected = (gradients_of(attention(*inputs), inputs) for attention in (my_attention, four_operators))
+        for name, gradient, right_one in zip(("query", "key", "value"), mine, expected, strict=True):
             if gradient is None:
                 return wrong(
                     f"The results are right, but {name} gets no gradient, so nothing before it would learn. Is "
@@ -376,19 +376,19 @@ def check_attention(my_attention: Any) -> Checked:
     return check_speed(
         lambda: forward_and_backward(four_operators, *inputs),
         lambda: forward_and_backward(my_attention, *inputs),
-        WANTED,
+        LEAST_SPEEDUP,
         good="Results and gradients are the same.",
         hint="The results are right. Is it one call of PyTorch, or are scores still written to memory?",
         pairs=9,
     )
 
 
-def _form(got: object, wanted: Tensor) -> str:
+def _form(got: object, expected: Tensor) -> str:
     if not isinstance(got, Tensor):
         return f"It gives a {type(got).__name__}; expected a tensor: does the function return its result?"
-    if got.shape != wanted.shape:
+    if got.shape != expected.shape:
         return (
-            f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as value has: "
+            f"Its result has the shape {list(got.shape)} and should have {list(expected.shape)}, as value has: "
             "[batch, heads, tokens, numbers of a head]."
         )
     return ""

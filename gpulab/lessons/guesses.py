@@ -198,9 +198,9 @@ class GuessInput:
         """In a notebook: a widget that shows the field and passes on what is typed."""
         if self._widget is None and in_notebook():
             self._widget = hidden_widget("guess_input.js")(key=self._key)
-            self._widget.on_msg(self._heard)
+            self._widget.on_msg(self._receive)
 
-    def _heard(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
+    def _receive(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
         if content.get("kind") != "guess":
             return
         try:

@@ -28,7 +28,7 @@ from gpulab.lessons.check import (
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.training import forward_and_backward, gradients_of, seeded, weights_of
 
-WANTED = 2.0  # speedup: some hundred small operators against a handful
+LEAST_SPEEDUP = 2.0  # speedup: some hundred small operators against a handful
 SAMPLES, POINTS = 64, 16
 MOST_OPERATORS = 40  # of one call: a handful, with room for another way of writing it
 STEPS, LOG_EVERY = 40, 10
@@ -52,7 +52,7 @@ class ManyHeads(nn.Module):
         return torch.stack([torch.tanh(one @ weight + bias) for one, weight, bias in parts], dim=1)
 
 
-def as_given(points: Tensor, centre: Tensor) -> Tensor:
+def point_by_point(points: Tensor, centre: Tensor) -> Tensor:
     """Of each sample, the mean distance of its points from the centre: [samples, points, 2], [2] → [samples].
 
     One small operator after the other, sample by sample, as people write it first.
@@ -79,7 +79,7 @@ def check_distances(my_distances: Any) -> Checked:
     cases = [_points(shape, torch.float64) for shape in ((3, 5, 2), (1, 1, 2), (7, 2, 2))]
     if words := fault(
         my_distances,
-        as_given,
+        point_by_point,
         cases,
         (
             ("That is the sum of the distances; expected their mean.", lambda *of: _squares(*of).sqrt().sum(-1)),
@@ -95,10 +95,11 @@ def check_distances(my_distances: Any) -> Checked:
     ):
         return wrong(words)
     for case in cases:
-        (gradient,), (wanted,) = (gradients_of(function(*case), case[:1]) for function in (my_distances, as_given))
-        if gradient is None or wanted is None:
+        (gradient,) = gradients_of(my_distances(*case), case[:1])
+        (expected,) = gradients_of(point_by_point(*case), case[:1])
+        if gradient is None or expected is None:
             return wrong("There is no gradient of the points: was the tensor detached, or taken to NumPy?")
-        if not torch.allclose(gradient, wanted):
+        if not torch.allclose(gradient, expected):
             return wrong("The values are right, their gradients are not.")
     points, centre = _points((SAMPLES, POINTS, 2), torch.float32)
     with _Calls() as calls:
@@ -109,20 +110,20 @@ def check_distances(my_distances: Any) -> Checked:
             "a handful is enough: is there still a loop in Python? One operator can take all samples at once."
         )
     return check_speed(
-        lambda: forward_and_backward(as_given, points, centre),
+        lambda: forward_and_backward(point_by_point, points, centre),
         lambda: forward_and_backward(my_distances, points, centre),
-        WANTED,
+        LEAST_SPEEDUP,
         good=f"Values and gradients are the same, with {calls.count} operators.",
         hint="The values are right, and the operators few, but they do far more work than is needed.",
     )
 
 
-def _form(got: object, wanted: Tensor) -> str:
+def _form(got: object, expected: Tensor) -> str:
     if not isinstance(got, Tensor):
         return f"It gives a {type(got).__name__}; expected a tensor."
-    if got.shape != wanted.shape:
+    if got.shape != expected.shape:
         return (
-            f"It gives the shape {list(got.shape)}; expected {list(wanted.shape)}, one number per sample. Over which "
+            f"It gives the shape {list(got.shape)}; expected {list(expected.shape)}, one number per sample. Over which "
             "dimensions do you take the sum and the mean?"
         )
     return ""
@@ -162,11 +163,11 @@ def check_loop(my_loop: Any) -> Checked:
         logs.append(value)
         logged_at.append(len(steps))
 
-    with _reads_counted() as reads:
+    with _recorded_reads() as reads:
         my_loop(model, optimizer, batches, log)
     reference, reference_optimizer, _ = _small_training()
-    wanted: list[float] = []
-    given_loop(reference, reference_optimizer, batches, wanted.append)
+    expected: list[float] = []
+    slow_loop(reference, reference_optimizer, batches, expected.append)
     strange = next((value for value in logs if not isinstance(value, Real)), None)
     kind = "tensors" if isinstance(strange, Tensor) else f"a {type(strange).__name__}"
     values = [float(value) for value in logs] if strange is None else []
@@ -183,9 +184,9 @@ def check_loop(my_loop: Any) -> Checked:
             "The weights are not what the given loop trains: every batch needs zero_grad, backward and step.",
         ),
         (
-            not np.allclose(values, wanted, rtol=1e-4) if len(values) == len(wanted) else False,
+            not np.allclose(values, expected, rtol=1e-4) if len(values) == len(expected) else False,
             f"The first value is {values[0] if values else 0.0:.4f}, and the mean loss of the first ten steps is "
-            f"{wanted[0]:.4f}. Is it the mean of all ten losses, not the last one alone? And is the sum set to zero "
+            f"{expected[0]:.4f}. Is it the mean of all ten losses, not the last one alone? And is the sum set to zero "
             "after each log?",
         ),
         (
@@ -203,7 +204,7 @@ def check_loop(my_loop: Any) -> Checked:
     return first_fault(faults) or right(f"{plural(len(reads), 'read')} for {STEPS} steps, the same weights and means.")
 
 
-def given_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[..., Any]) -> None:
+def slow_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[..., Any]) -> None:
     """The loop as people write it first, and as the notebook shows it: it reads the loss in every step."""
     total = 0.0
     for number, (inputs, targets) in enumerate(batches, start=1):
@@ -218,7 +219,7 @@ def given_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list
 
 
 @contextmanager
-def _reads_counted() -> Iterator[list[str]]:
+def _recorded_reads() -> Iterator[list[str]]:
     """Inside, every call that reads a tensor's numbers into Python is noted by its name; put back afterwards."""
     reads: list[str] = []
     inside = False  # one read may be made of others: it counts once

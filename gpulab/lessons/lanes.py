@@ -347,7 +347,7 @@ def draw_topologies(size_mb: float, latency_ms: float = 0.02, mb_per_s: float = 
 Way = Literal["time slicing", "MPS", "MIG"]
 WAYS: tuple[Way, ...] = ("time slicing", "MPS", "MIG")
 STEP_MS, SLICE_MS = 100, 5  # of a job that has the device to itself; of a turn
-DRAWN_STEPS, PLAYED_STEPS = 3, 40
+FIGURE_STEPS, PLAYED_STEPS = 3, 40
 UNCOUNTED_MS = STEP_MS * PLAYED_STEPS // 4  # until the jobs have found their places
 
 
@@ -412,11 +412,11 @@ class Sharing(Model, frozen=True):
         lanes = {}
         for job, begin in enumerate(begin_ms):
             lane = Lane(free=begin)
-            for kind, stretch in groupby(kinds[job][: max(0, DRAWN_STEPS * STEP_MS - begin)]):
+            for kind, stretch in groupby(kinds[job][: max(0, FIGURE_STEPS * STEP_MS - begin)]):
                 lane.add(len([*stretch]), kind)
             lanes[f"job {job + 1}"] = lane.blocks
-        counted = PLAYED_STEPS - UNCOUNTED_MS / STEP_MS
-        return Played(lanes, STEP_MS, tuple(number / counted for number in steps))
+        measured_steps = PLAYED_STEPS - UNCOUNTED_MS / STEP_MS
+        return Played(lanes, STEP_MS, tuple(number / measured_steps for number in steps))
 
     def _speed(self, ready: int, *, is_its_turn: bool) -> float:
         """Of a job's computing, against a device of its own, while `ready` jobs compute or want to."""

@@ -30,7 +30,7 @@ from gpulab import recordings
 from gpulab.api.reading import compare
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
-from gpulab.lessons.catalogue import Entry, lesson_named
+from gpulab.lessons.catalogue import Entry, find_lesson
 from gpulab.lessons.check import Checked, Exercise, Note, unanswered, wrong
 from gpulab.lessons.figures import png
 from gpulab.lessons.guesses import GuessInput, Question, Revealed, reveal
@@ -120,22 +120,22 @@ class Lesson:
 
     def reveal(self, question: str) -> Revealed:
         """What was measured, beside the guess. What the experiment left open is measured again, where that decides."""
-        asked = self._question(question)
+        question_ = self._question(question)
         guess = self._names.get(f"guess_{_identifier(question)}")
-        again = remeasurement(asked.experiment, *asked.setting)
+        again = remeasurement(question_.experiment, *question_.setting)
         if again is not None:
             _show(Note("Undecided so far.", again.words))
             again.run()
-        revealed = reveal(guess, asked, shipped_figures().get(self.entry.name, {}).get(question, ""))
-        self._note(question, "guess", revealed.closeness, revealed.guess, revealed.measured, asked.unit)
+        revealed = reveal(guess, question_, shipped_figures().get(self.entry.name, {}).get(question, ""))
+        self._note(question, "guess", revealed.closeness, revealed.guess, revealed.measured, question_.unit)
         return revealed
 
     def check(self, exercise: str, *, limit_s: float = LIMIT_S) -> Checked:
         """Check an answer: unanswered, wrong with what is wrong, undecided with why, or right. Never raises for one."""
-        judge = _named(self.exercises, exercise, "exercise")
+        judge = _part(self.exercises, exercise, "exercise")
         checked = self._checked(judge, limit_s)
         self._note(exercise, "check", checked.state)
-        return self._with_what_is_left(exercise, checked) if checked.state == "right" else checked
+        return self._with_rest(exercise, checked) if checked.state == "right" else checked
 
     def has(self, package: str) -> bool:
         """Whether an optional package is installed; where it is not, says how to install it."""
@@ -170,21 +170,21 @@ class Lesson:
             self._inputs.pop().close()
         Hints.stop()
 
-    def _with_what_is_left(self, exercise: str, checked: Checked) -> Checked:
+    def _with_rest(self, exercise: str, checked: Checked) -> Checked:
         """With the exercises that are still to be solved, or that the lesson is passed."""
-        left = [name for name in self.exercises if name not in self.solved | {exercise}]
-        if left:
-            return replace(checked, hint=f"{checked.hint} Still to solve in this lesson: {', '.join(left)}.")
+        unsolved = [name for name in self.exercises if name not in self.solved | {exercise}]
+        if unsolved:
+            return replace(checked, hint=f"{checked.hint} Still to solve in this lesson: {', '.join(unsolved)}.")
         return replace(checked, hint=f"{checked.hint} With that lesson {self.entry.number} is passed.")
 
     def _question(self, name: str) -> Question:
-        question: Question = _named(self.questions, name, "question")
+        question: Question = _part(self.questions, name, "question")
         return question
 
     def _checked(self, judge: Exercise, limit_s: float) -> Checked:
         parameters = inspect.signature(judge).parameters.values()
-        wanted = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-        missing = [name for name in wanted if name not in self._names]
+        expected = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+        missing = [name for name in expected if name not in self._names]
         if missing:
             return unanswered(
                 f"`{missing[0]}` is not there yet. Run the cell that makes it (where it showed an error, correct that "
@@ -192,7 +192,7 @@ class Lesson:
             )
         try:
             with waiting("checking your answer"), time_limit(limit_s):
-                return judge(*(self._names[name] for name in wanted))
+                return judge(*(self._names[name] for name in expected))
         except TimeLimit:
             return wrong(
                 f"It ran for {limit_s:g} seconds without coming to an end, and was stopped. Is there a loop that never "
@@ -223,7 +223,7 @@ def open_lesson(lesson: str | int, names: MutableMapping[str, Any] | None = None
 
     Raises UsageError for a lesson that does not exist.
     """
-    entry = lesson_named(lesson)
+    entry = find_lesson(lesson)
     while _open:
         _open.pop().close()
     with waiting("opening the lesson"):  # which imports PyTorch
@@ -251,7 +251,7 @@ def _identifier(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _named(parts: Mapping[str, Any], name: str, kind: str) -> Any:
+def _part(parts: Mapping[str, Any], name: str, kind: str) -> Any:
     if name in parts:
         return parts[name]
     near = difflib.get_close_matches(name, parts, n=1, cutoff=0.4)

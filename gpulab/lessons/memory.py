@@ -29,7 +29,7 @@ from gpulab.lessons.check import (
 )
 from gpulab.lessons.figures import A_MODEL, BLUE, ORANGE, Row, draw_rows, stacked
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.ranks import kept_activations
+from gpulab.lessons.ranks import saved_activations
 from gpulab.lessons.training import bytes_of, default_device, forward_and_backward, seeded
 from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
@@ -71,7 +71,7 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tens
     Measured in one step on these inputs; weights and optimizer are then as after a step without a learning rate.
     """
     optimizer.zero_grad()
-    kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
+    saved, loss = activation_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
     torch.autograd.backward(loss)
     gradients = sum(bytes_of(p.grad) for p in model.parameters() if p.grad is not None)
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -83,14 +83,14 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tens
     state = sum(bytes_of(v) for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
     optimizer.zero_grad()
     weights = sum(map(bytes_of, model.parameters()))
-    return {"weights": weights, "gradients": gradients, "optimizer": state, "activations": kept}
+    return {"weights": weights, "gradients": gradients, "optimizer": state, "activations": saved}
 
 
-def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
+def activation_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
     """The bytes that autograd keeps of one forward pass, each piece of memory once, without weights; and its result."""
-    with kept_activations(model) as kept:
+    with saved_activations(model) as saved:
         result = forward()
-    return kept.now_bytes, result
+    return saved.now_bytes, result
 
 
 _measured: dict[str, float] = {}  # shares for the guesses
@@ -120,22 +120,22 @@ def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figur
 
 def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -> Table:
     """The activations that a step keeps, in the baseline and with every block checkpointed; both train alike."""
-    kept: list[int] = []
+    saved: list[int] = []
     gradients: list[Tensor] = []
     inputs, labels = data.pixels[:batch_size], data.labels[:batch_size]
     with waiting("counting the bytes of a step with and without checkpoints"):
         for checkpointing in (False, True):
             with seeded():
                 model = deep_network(width, depth, checkpointing=checkpointing)
-            bytes_kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))  # noqa: B023
+            activations, loss = activation_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))  # noqa: B023
             torch.autograd.backward(loss)
-            kept.append(bytes_kept)
+            saved.append(activations)
             gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    _measured["kept"] = kept[1] / max(kept[0], 1)
+    _measured["kept"] = saved[1] / max(saved[0], 1)
     return Table(
         (
-            f"baseline          {size(kept[0])} of activations",
-            f"with checkpoints  {size(kept[1])}: {factor(kept[0] / max(kept[1], 1))} times less",
+            f"baseline          {size(saved[0])} of activations",
+            f"with checkpoints  {size(saved[1])}: {factor(saved[0] / max(saved[1], 1))} times less",
             f"largest difference of a gradient: {(gradients[0] - gradients[1]).abs().max().item():.3g}",
         )
     )
@@ -168,8 +168,8 @@ class Allocator(Struct):
         for i, (free, owner) in enumerate(self.blocks):
             if not owner and free >= size:
                 rest = [(free - size, "")] if self.split and free > size else []
-                taken = size if self.split else free
-                self.blocks[i : i + 1] = [(taken, name), *rest]
+                block_size = size if self.split else free
+                self.blocks[i : i + 1] = [(block_size, name), *rest]
                 return True
         if self.reserved + size > self.capacity:
             largest = max((free for free, owner in self.blocks if not owner), default=0)
@@ -208,11 +208,11 @@ def draw_allocators(stages: Iterable[Allocator]) -> Figure:
     rows = []
     for number, allocator in enumerate(stages, start=1):
         bars = stacked((amount, BLUE if name else "#E3E3E3") for amount, name in allocator.blocks)
-        named = [
+        labelled = [
             replace(bar, label=f"{name or 'free'} {amount}", ink="white" if name else "black")
             for bar, (amount, name) in zip(bars, allocator.blocks, strict=True)
         ]
-        rows.append(Row(f"stage {number}", named))
+        rows.append(Row(f"stage {number}", labelled))
         rows += [Row("", (), allocator.fault)] if allocator.fault else []
     figure = draw_rows(rows, "blocks of a caching allocator", "MiB", note=A_MODEL)
     figure.axes[0].set_xlim(0, 100)
@@ -255,40 +255,40 @@ def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tenso
     parameters = sum(p.numel() for p in module.parameters())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(x)
-    kept, _ = kept_bytes(module, lambda: module(x).sum())
+    saved, _ = activation_bytes(module, lambda: module(x).sum())
     before, after = (seconds_of(partial(forward_and_backward, m, x)) for m in (ordinary, module))
     speed = time_pairs(before, after, pairs=5, budget_s=6.0)
     words = "" if name == "ordinary" else speed.words
     mega = counter.get_total_flops() / 1e6
-    return name, f"{parameters:,}", f"{mega:.0f}", size(kept), duration(1e6 * speed.after_s), words
+    return name, f"{parameters:,}", f"{mega:.0f}", size(saved), duration(1e6 * speed.after_s), words
 
 
 # -- a graph that is kept ----------------------------------------------------------------------------------------------
 
 
-def kept_after(steps: int, *, with_graph: bool) -> Table:
+def activations_of_losses(steps: int, *, with_graph: bool) -> Table:
     """The bytes that a list of losses holds after so many steps: with their graphs, or as plain numbers."""
     model = deep_network(64, 2)
     x, labels = torch.randn(32, 64), torch.randint(10, (32,))
     losses: list[object] = []
-    kept = 0
+    saved = 0
     with waiting("counting the bytes that losses hold"):
         for _ in range(steps):
-            bytes_kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(x), labels))
+            activations, loss = activation_bytes(model, lambda: functional.cross_entropy(model(x), labels))
             losses.append(loss if with_graph else loss.item())
-            kept += bytes_kept if with_graph else 0
+            saved += activations if with_graph else 0
     what = "losses with their graphs" if with_graph else "losses as numbers"
-    return Table((f"after {steps} steps, {what}: {size(kept)} of activations are kept",))
+    return Table((f"after {steps} steps, {what}: {size(saved)} of activations are kept",))
 
 
 # -- needless copies ---------------------------------------------------------------------------------------------------
 
 
-def kept_by_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]]) -> Table:
+def activations_of_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]]) -> Table:
     """The bytes of activations that one forward pass of each keeps; the weights of `model` are not counted."""
     with waiting("counting the bytes of each forward pass"):
-        kept = {name: kept_bytes(model, forward)[0] for name, forward in forwards.items()}
-    return Table.of(("", "activations"), [(name, size(amount)) for name, amount in kept.items()])
+        saved = {name: activation_bytes(model, forward)[0] for name, forward in forwards.items()}
+    return Table.of(("", "activations"), [(name, size(amount)) for name, amount in saved.items()])
 
 
 # -- the exercises -----------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def check_state(adamw_bytes: Any) -> Checked:
             [(model,)],
             STATE_MISTAKES,
             otherwise="Weights, gradients and two averages, each in the bytes of its parameter.",
-            same=lambda got, wanted: abs(got - wanted) <= 64,  # AdamW's count of steps is a number per parameter
+            same=lambda got, expected: abs(got - expected) <= 64,  # AdamW's count of steps is a number per parameter
         )
         if hint:
             return wrong(f"For a model {words}: expected {_adamw_bytes(model):,}. {hint}")
@@ -357,24 +357,24 @@ def check_checkpointing(my_network: Any) -> Checked:
     mine = my_network(blocks)
     if not callable(mine):
         return wrong(f"It gives a {type(mine).__name__}; expected a module (or a function of x).")
-    wanted_kept, wanted = kept_bytes(plain, lambda: plain(x).square().mean())
-    my_kept, got = kept_bytes(plain, lambda: mine(x).square().mean())
-    if not torch.allclose(got, wanted):
+    expected_bytes, expected = activation_bytes(plain, lambda: plain(x).square().mean())
+    my_bytes, got = activation_bytes(plain, lambda: mine(x).square().mean())
+    if not torch.allclose(got, expected):
         return wrong("It computes something else than the blocks, one after the other. Does each block run once?")
     tensors = [x, *plain.parameters()]
     my_gradients: Sequence[Tensor | None] = torch.autograd.grad(got, tensors, allow_unused=True)
-    right_gradients = torch.autograd.grad(wanted, tensors)
+    right_gradients = torch.autograd.grad(expected, tensors)
     for ours, theirs in zip(my_gradients, right_gradients, strict=True):
         if ours is None:
             return wrong("Some weights get no gradient: was something detached, or computed under no_grad?")
         if not torch.allclose(ours, theirs):
             return wrong("The gradients are not those of the blocks.")
-    if my_kept > HALF * wanted_kept:
+    if my_bytes > HALF * expected_bytes:
         return wrong(
-            f"It still keeps {size(my_kept)} for backward, against {size(wanted_kept)} of the blocks as they are. Wrap "
-            "each block: checkpoint(block, x, use_reentrant=False)."
+            f"It still keeps {size(my_bytes)} for backward, against {size(expected_bytes)} of the blocks as they are. "
+            "Wrap each block: checkpoint(block, x, use_reentrant=False)."
         )
-    return right(f"The same result and gradients, {size(my_kept)} kept instead of {size(wanted_kept)}.")
+    return right(f"The same result and gradients, {size(my_bytes)} kept instead of {size(expected_bytes)}.")
 
 
 QUESTIONS: Mapping[str, Question] = {

@@ -439,15 +439,15 @@ _BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients 
 def check_amp_step(amp_step: Any) -> Checked:
     """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
     device = default_device()
-    mine, wanted = _Bench(device), _Bench(device)
+    mine, expected = _Bench(device), _Bench(device)
     raw_norms: list[float] = []
     for count, enlarged in enumerate(_BATCHES, start=1):
-        wanted.run(_reference(raw_norms), enlarged)
+        expected.run(_reference(raw_norms), enlarged)
         mine.run(amp_step, enlarged)
         overflows = count == len(_BATCHES)
         faults = _faults_of_overflow(mine) if overflows else _faults(mine, raw_norms[-1])
         problem = next((words for is_there, words in faults if is_there), "")
-        if not problem and not torch.allclose(mine.weights, wanted.weights, rtol=1e-3, atol=1e-5):
+        if not problem and not torch.allclose(mine.weights, expected.weights, rtol=1e-3, atol=1e-5):
             problem = "The order is right, but the weights moved in another way than clipped gradients move them."
         if problem:
             return wrong(problem if count != 2 else f"The first call is right, the second is not. {problem}")
@@ -566,8 +566,8 @@ def _faults(mine: _Bench, raw_norm: float) -> Faults:
     )
 
 
-def _is_near(value: float, wanted: float) -> bool:
-    return abs(value / wanted - 1) <= _NEAR
+def _is_near(value: float, expected: float) -> bool:
+    return abs(value / expected - 1) <= _NEAR
 
 
 def _faults_of_overflow(mine: _Bench) -> Faults:

@@ -139,7 +139,7 @@ def play_orders(orders: Orders, stages: int, micro_batches: int, slowest: float 
     for lane in lanes:
         lane.wait(max(ends.values()))
     of_stages = {f"stage {number}": lane.blocks for number, lane in enumerate(lanes, start=1)}
-    return Played(of_stages, max(ends.values()), tuple(_kept(order) for order in every))
+    return Played(of_stages, max(ends.values()), tuple(_most_saved(order) for order in every))
 
 
 def _ready(operation: Operation, stage: int, stages: int, ends: dict[tuple[int, Operation], float]) -> float | None:
@@ -151,6 +151,6 @@ def _ready(operation: Operation, stage: int, stages: int, ends: dict[tuple[int, 
     return None if own is None or after is None else max(own, after)
 
 
-def _kept(order: Order) -> int:
+def _most_saved(order: Order) -> int:
     """A forward pass keeps its activations until the backward pass of the same micro-batch."""
     return int(np.cumsum([1 if operation.way == "F" else -1 for operation in order]).max())

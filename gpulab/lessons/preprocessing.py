@@ -53,7 +53,7 @@ Sample = tuple[Tensor, Tensor]
 COUNT = 600  # pictures
 STORED_PIXELS, PIXELS = 160, 32  # sides: of a stored picture, and of what the model sees
 SHARDS = 4
-WANTED = 3.0  # speedup: to decode a picture against to read a row
+LEAST_SPEEDUP = 3.0  # speedup: to decode a picture against to read a row
 READ_BYTES = 1 << 16
 IMAGES, LABELS, HDF5 = "images.npy", "labels.npy", "pictures.h5"
 SHARD_NAMES = tuple(f"shard-{shard}.tar" for shard in range(SHARDS))
@@ -118,17 +118,17 @@ def prepare(kinds: tuple[str, ...] = ("memmap", "shards")) -> Table:
     """
     root, pictures = lesson_folder(), PictureFiles()
     began = time.perf_counter()
-    written = {"JPEG files": pictures.paths, "memory map": [root / IMAGES]}
+    files = {"JPEG files": pictures.paths, "memory map": [root / IMAGES]}
     with waiting("decoding every picture once"):
         images, labels = torch.stack([pictures[i][0] for i in range(len(pictures))]).numpy(), pictures.labels.numpy()
         np.save(root / IMAGES, images)
         np.save(root / LABELS, labels)
         if "shards" in kinds:
-            written["shards"] = _write_shards(root, images, labels)
+            files["shards"] = _write_shards(root, images, labels)
         if "hdf5" in kinds:
-            written["HDF5"] = _write_hdf5(root, images, labels)
+            files["HDF5"] = _write_hdf5(root, images, labels)
     lines = [f"decoded {len(pictures)} pictures once, in {time.perf_counter() - began:.1f} s"]
-    for name, paths in written.items():
+    for name, paths in files.items():
         amount = sum(path.stat().st_size for path in paths)
         lines.append(f"{name:12} {size(amount):>10}  {plural(len(paths), 'file')}")
     return Table(tuple(lines))
@@ -385,27 +385,27 @@ def check_dataset(MyDataset: Any) -> Checked:
         _prepared(root, (IMAGES, LABELS))
     except UsageError as why:
         return unanswered(str(why))
-    wanted = PictureFiles()
-    samples = {index: wanted[index] for index in (0, 3, len(wanted) - 1)}
+    expected = PictureFiles()
+    samples = {index: expected[index] for index in (0, 3, len(expected) - 1)}
     with patch.object(Image, "open", wraps=Image.open) as opened:
         mine = MyDataset(root)
-        if hint := _mistake(mine, samples, len(wanted)):
+        if hint := _mistake(mine, samples, len(expected)):
             return wrong(hint)
     if opened.call_count:
         return wrong(
             f"It decodes pictures: {opened.call_count} times while a few samples were taken. Read the rows of "
             "images.npy, which are decoded already."
         )
-    indices = list(range(0, len(wanted), 6))
+    indices = list(range(0, len(expected), 6))
     good = "The same samples, and nothing is decoded."
     arrays = [v for v in getattr(mine, "__dict__", {}).values() if isinstance(v, (np.ndarray, Tensor)) and v.ndim == 4]
     if arrays and not any(isinstance(v, np.memmap) for v in arrays):
         good += " All pictures are in memory: mmap_mode='r' reads only what is used."
-    before, after = (lambda: [wanted[i] for i in indices]), (lambda: [mine[i] for i in indices])
-    return check_speed(before, after, WANTED, good=good, hint="What else does it do?", pairs=5)
+    before, after = (lambda: [expected[i] for i in indices]), (lambda: [mine[i] for i in indices])
+    return check_speed(before, after, LEAST_SPEEDUP, good=good, hint="What else does it do?", pairs=5)
 
 
-def _mistake(mine: Any, samples: Mapping[int, Sample], wanted_count: int) -> str:
+def _mistake(mine: Any, samples: Mapping[int, Sample], expected_count: int) -> str:
     try:
         count = len(mine)
     except (TypeError, AttributeError):
@@ -414,8 +414,8 @@ def _mistake(mine: Any, samples: Mapping[int, Sample], wanted_count: int) -> str
         return "It has no length: write __len__."
     if not hasattr(mine, "__getitem__"):
         raise NoAnswer
-    if count != wanted_count:
-        return f"It has {count} samples, and there are {wanted_count}."
+    if count != expected_count:
+        return f"It has {count} samples, and there are {expected_count}."
     for index, (right_image, right_label) in samples.items():
         sample = mine[index]
         if sample is None:
@@ -439,15 +439,15 @@ def check_still_random(still_random: object) -> Checked:
     """Which transforms may be done once, offline, without changing the training."""
     if not isinstance(still_random, (set, frozenset, list, tuple)):
         return wrong(f"That is a {type(still_random).__name__}; expected a set of names, such as {{'decode'}}.")
-    names, wanted = {str(name) for name in still_random}, {"random crop", "random flip"}
-    if unknown := names - {"decode", "resize", "normalize", *wanted}:
+    names, expected = {str(name) for name in still_random}, {"random crop", "random flip"}
+    if unknown := names - {"decode", "resize", "normalize", *expected}:
         return wrong(f"{sorted(unknown)[0]!r} is none of the five.")
-    if missing := wanted - names:
+    if missing := expected - names:
         return wrong(
             f"{sorted(missing)[0]!r} done once would be the same in every epoch: the network sees fewer different "
             "pictures."
         )
-    if more := names - wanted:
+    if more := names - expected:
         return wrong(f"{sorted(more)[0]!r} gives the same result each time, so it can be done once, offline.")
     return right("Random transforms stay in the loader, or go to the device; everything else is done once.")
 

@@ -51,7 +51,7 @@ DEPTH = 3  # rows of nested operators that are drawn
 LIMIT_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of a step, as the formula is marked at
 LABELLED = 0.07  # of the step: a shorter span has no room for its name
 PLUGIN_S = 120.0
-WANTED = 3.0  # speedup over the given function
+LEAST_SPEEDUP = 3.0  # speedup over the given function
 SHAPES = ((4, 8, 6), (1, 3, 5), (7, 5, 5))  # images, rows, columns
 TIMED_SHAPE = (64, 32, 32)
 CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
@@ -345,7 +345,7 @@ def check_rewrite(my_shift: Shift, shift: Shift) -> Checked:
     return check_speed(
         lambda: shift(images, offsets),
         lambda: my_shift(images, offsets),
-        WANTED,
+        LEAST_SPEEDUP,
         good=f"The images are the same. {more}",
         hint="The images are right. Is there still a loop that runs for each row? NumPy can move all rows of an image, "
         "or of all images, in one call.",
@@ -357,13 +357,13 @@ def _at(images: Images) -> int:
     return SHAPES.index(images.shape)
 
 
-def _form(got: object, wanted: Images) -> str:
+def _form(got: object, expected: Images) -> str:
     if not isinstance(got, np.ndarray):
         return f"It gives a {type(got).__name__}; expected a NumPy array, as shift gives."
-    if got.shape != wanted.shape:
-        return f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as images has."
-    if np.array_equal(got, wanted) and got.dtype != wanted.dtype:
-        return f"The numbers are right, but their type is {got.dtype} instead of {wanted.dtype}."
+    if got.shape != expected.shape:
+        return f"Its result has the shape {list(got.shape)} and should have {list(expected.shape)}, as images has."
+    if np.array_equal(got, expected) and got.dtype != expected.dtype:
+        return f"The numbers are right, but their type is {got.dtype} instead of {expected.dtype}."
     return ""
 
 

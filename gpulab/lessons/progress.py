@@ -255,9 +255,9 @@ def _append(path: Path, line: Line) -> str | None:
     try:
         content = msgspec.json.encode(line) + b"\n"
         with path.open("ab", buffering=0) as file:
-            written = file.write(content)
-            if written != len(content):  # nothing of it, so that the next try begins a line
-                file.truncate(file.tell() - written)
+            count = file.write(content)
+            if count != len(content):  # nothing of it, so that the next try begins a line
+                file.truncate(file.tell() - count)
                 return "the disk is full"
     except OSError as e:
         return reason(e)

@@ -63,14 +63,14 @@ class _Ranks:
         with self.changed:
             if not handle.is_done:
                 self.waiting[rank] = handle
-                self.look()
+                self.detect_deadlock()
             while not handle.is_done and not self.deadlock:
                 self.changed.wait()
             self.waiting.pop(rank, None)
             if not handle.is_done:
                 raise Deadlock(self.deadlock)
 
-    def look(self) -> None:
+    def detect_deadlock(self) -> None:
         """Whether nobody is left who could go on."""
         stuck = {rank: handle for rank, handle in self.waiting.items() if not handle.is_done}
         if stuck and set(stuck) == self.running:
@@ -80,7 +80,7 @@ class _Ranks:
     def ended(self, rank: int) -> None:
         with self.changed:
             self.running.discard(rank)
-            self.look()
+            self.detect_deadlock()
 
 
 class ThreadRank:
@@ -273,7 +273,7 @@ class Stage(nn.Module):
         return worked
 
 
-class KeptActivations:
+class SavedActivations:
     """How many bytes autograd keeps from forward passes for backward passes; `peak_bytes`: the most at once.
 
     What several operators keep, such as one's output that is the next one's input, counts once.
@@ -283,15 +283,15 @@ class KeptActivations:
         self.now_bytes = self.peak_bytes = 0
         self._holders: Counter[tuple[int, int]] = Counter()  # of each piece of memory: its place and its size
 
-    def keep(self, tensor: Tensor) -> _Kept:
+    def keep(self, tensor: Tensor) -> _Saved:
         """One more operator keeps it, until autograd lets go of what this gives."""
-        kept, piece = _Kept(tensor), (tensor.data_ptr(), tensor.numel() * tensor.element_size())
+        saved, piece = _Saved(tensor), (tensor.data_ptr(), tensor.numel() * tensor.element_size())
         if not self._holders[piece]:
             self.now_bytes += piece[1]
             self.peak_bytes = max(self.peak_bytes, self.now_bytes)
         self._holders[piece] += 1
-        weakref.finalize(kept, self._release, piece)
-        return kept
+        weakref.finalize(saved, self._release, piece)
+        return saved
 
     def _release(self, piece: tuple[int, int]) -> None:
         self._holders[piece] -= 1
@@ -299,24 +299,24 @@ class KeptActivations:
             self.now_bytes -= piece[1]
 
 
-class _Kept(Struct, weakref=True, eq=False):
+class _Saved(Struct, weakref=True, eq=False):
     tensor: Tensor
 
 
 @contextmanager
-def kept_activations(model: nn.Module) -> Iterator[KeptActivations]:
+def saved_activations(model: nn.Module) -> Iterator[SavedActivations]:
     """Counts what is saved inside for backward passes, without the model's parameters: those are there anyway."""
-    kept = KeptActivations()
+    saved = SavedActivations()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
-    def pack(tensor: Tensor) -> _Kept | Tensor:
-        return tensor if tensor.untyped_storage().data_ptr() in parameters else kept.keep(tensor)
+    def pack(tensor: Tensor) -> _Saved | Tensor:
+        return tensor if tensor.untyped_storage().data_ptr() in parameters else saved.keep(tensor)
 
-    def unpack(packed: _Kept | Tensor) -> Tensor:
-        return packed.tensor if isinstance(packed, _Kept) else packed
+    def unpack(packed: _Saved | Tensor) -> Tensor:
+        return packed.tensor if isinstance(packed, _Saved) else packed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield kept
+        yield saved
 
 
 def local_bytes(tensors: Iterable[Tensor | None]) -> int:
@@ -335,12 +335,12 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iter
 
 
 def note(name: str, count: int) -> None:
-    """Write a figure into the trace, where `noted_bytes` reads it; `name` is one word."""
+    """Write a figure into the trace, where `latest_note` reads it; `name` is one word."""
     with torch.profiler.record_function(f"{_NOTE}{name}={count}"):
         pass
 
 
-def noted_bytes(run: Run, name: str) -> int | None:
+def latest_note(run: Run, name: str) -> int | None:
     """The largest figure of that name in a run's trace; None where there is none."""
     beginning = f"{_NOTE}{name}="
     names = run.timeline.names if run.timeline is not None else ()

@@ -74,19 +74,19 @@ def validation_loss(model: nn.Module) -> float:
     return loss
 
 
-class Look(Struct, frozen=True):
+class Pace(Struct, frozen=True):
     """The first steps of a trial. `share`: in which the device works, 0 to 1; NaN where that is not measurable."""
 
     us_per_sample: float
     share: float
 
 
-def first_look(run: Run, batch_size: int) -> Look:
+def first_pace(run: Run, batch_size: int) -> Pace:
     """Time per sample and working share of a run of a few steps. Raises GpulabError for one without steps."""
     step_us, works = facts(run).typical_step_us, working_share(facts(run))
     if step_us is None:
         raise GpulabError("The trial made too few steps to measure: give it at least ten.")
-    return Look(step_us.median / batch_size, math.nan if works is None else works)
+    return Pace(step_us.median / batch_size, math.nan if works is None else works)
 
 
 class Trial(Struct, frozen=True):
@@ -94,9 +94,9 @@ class Trial(Struct, frozen=True):
 
     choice: Mapping[str, Any]
     seconds: float  # it took in all
-    us_per_sample: float  # of training; of the first look where it was stopped
+    us_per_sample: float  # of training; of its first steps where it was stopped
     loss: float | None = None
-    look: Look | None = None
+    pace: Pace | None = None
     stopped: str = ""
 
     @property
@@ -148,8 +148,8 @@ def table_of(trials: Sequence[Trial]) -> Table:
         "loss": lambda t: "-" if t.loss is None else f"{t.loss:.3f}",
         "seconds": lambda t: f"{t.seconds:.2f}",
     }
-    if any(t.look for t in trials):
-        columns["works"] = lambda t: _share_words(t.look)
+    if any(t.pace for t in trials):
+        columns["works"] = lambda t: _share_words(t.pace)
     for name in dict.fromkeys(name for t in trials for name in t.choice):
         columns[_heading(name)] = partial(_choice, name)
     if any(t.stopped for t in trials):
@@ -162,9 +162,9 @@ def _choice(name: str, trial: Trial) -> str:
     return _value(trial.choice.get(name, ""))
 
 
-def _share_words(look: Look | None) -> str:
+def _share_words(pace: Pace | None) -> str:
     """With one decimal, rounded down: 19.96 % is less than a fifth, and 20.0 % would not show it."""
-    return "-" if look is None or math.isnan(look.share) else f"{math.floor(1000 * look.share) / 10:.1f} %"
+    return "-" if pace is None or math.isnan(pace.share) else f"{math.floor(1000 * pace.share) / 10:.1f} %"
 
 
 def compare_searches(full: Sequence[Trial], pruned: Sequence[Trial]) -> Table:
@@ -291,7 +291,7 @@ def _front_hint(trials: Sequence[Pair], front: Any) -> str:
             "so nothing seems to beat it: leave such trials out first (math.isnan)."
         )
     ended = [t for t in trials if not math.isnan(t[1])]
-    wanted = Counter(t for t in ended if not any(is_beaten(t, other) for other in ended))
+    expected = Counter(t for t in ended if not any(is_beaten(t, other) for other in ended))
     for trial in mine:
         if trial not in trials:
             return f"{trial} is on your front and not in the table {_words(trials)}."
@@ -300,14 +300,14 @@ def _front_hint(trials: Sequence[Pair], front: Any) -> str:
             same = "time" if better[0] == trial[0] else "loss" if better[1] == trial[1] else ""
             tie = f", with the same {same}" if same else ""
             return f"{trial} is on your front, but {better} beats it{tie}. The table was {_words(trials)}."
-    for trial in wanted - mine:
+    for trial in expected - mine:
         if trial in mine:
             return (
-                f"{trial} is in the table {wanted[trial]} times and on your front {mine[trial]} times. Two trials that "
-                "are equal do not beat each other: both stay."
+                f"{trial} is in the table {expected[trial]} times and on your front {mine[trial]} times. Two trials "
+                "that are equal do not beat each other: both stay."
             )
         return f"{trial} is missing from your front, and nothing in the table beats it: {_words(trials)}."
-    extra = next(iter(mine - wanted), None)
+    extra = next(iter(mine - expected), None)
     return f"{extra} is on your front more often than in the table {_words(trials)}." if extra else ""
 
 
@@ -342,21 +342,21 @@ def check_choice(choose: Callable[..., object]) -> Checked:
 
 def _choice_hint(trials: Sequence[Pair], most_us: float, choice: object) -> str:
     affordable = [t for t in trials if t[0] <= most_us and not math.isnan(t[1])]
-    wanted = min(affordable, key=lambda t: (t[1], t[0]), default=None)
-    if choice == wanted:
+    expected = min(affordable, key=lambda t: (t[1], t[0]), default=None)
+    if choice == expected:
         return ""
-    if wanted is None:
+    if expected is None:
         return "No trial with a loss keeps to that budget: expected None."
     if choice is None:
-        return f"{wanted} keeps to the budget."
+        return f"{expected} keeps to the budget."
     mine = next((t for t in trials if t == choice), (math.nan, math.inf))
     hints = (
         (math.isinf(mine[1]), "That is not a trial of the table: return the pair (time, loss) itself."),
         (mine[0] > most_us, f"It takes {mine[0]:g} us per sample, more than the budget."),
         (math.isnan(mine[1]), "That training diverged: its loss is nan. Leave such trials out first."),
-        (mine[1] == wanted[1], f"{wanted} has the same loss and is faster."),
-        (wanted[0] == most_us, f"{wanted} has a lower loss, and taking exactly as long as the budget keeps to it."),
-        (True, f"{wanted} has a lower loss and keeps to the budget as well."),
+        (mine[1] == expected[1], f"{expected} has the same loss and is faster."),
+        (expected[0] == most_us, f"{expected} has a lower loss, and taking exactly as long as the budget keeps to it."),
+        (True, f"{expected} has a lower loss and keeps to the budget as well."),
     )
     return next(words for is_so, words in hints if is_so)
 

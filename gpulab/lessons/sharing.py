@@ -296,9 +296,9 @@ def check_hours(wasted_gpu_hours: Callable[..., Any]) -> Checked:
                 raise
             return "a TypeError"
 
-    def form(got: object, wanted: float | None) -> str:
-        if wanted is not None:
-            return no_number(got, wanted)
+    def form(got: object, expected: float | None) -> str:
+        if expected is not None:
+            return no_number(got, expected)
         is_none = f"A job whose idle share is None: it gives {got!r}. What is not measurable is not 0, and stays None."
         return "" if got is None else is_none
 
@@ -314,7 +314,7 @@ def check_hours(wasted_gpu_hours: Callable[..., Any]) -> Checked:
         otherwise="GPUs × hours × idle share.",
         name="wasted_gpu_hours",
         form=form,
-        same=lambda got, wanted: got == wanted if None in (got, wanted) else is_close(got, wanted),
+        same=lambda got, expected: got == expected if None in (got, expected) else is_close(got, expected),
     )
     if words:
         return wrong(words)
@@ -411,8 +411,8 @@ def _problem(groups: Any, jobs: Mapping[str, Demand]) -> str:
 
 def _wasted_share() -> float | None:
     jobs = jobs_of()
-    held = sum(job.gpu_hours for job in jobs)
-    return sum(job.wasted_gpu_hours or 0.0 for job in jobs) / held if held else None
+    total_hours = sum(job.gpu_hours for job in jobs)
+    return sum(job.wasted_gpu_hours or 0.0 for job in jobs) / total_hours if total_hours else None
 
 
 def _times(kind: str) -> Callable[[], Faster | None]:

@@ -19,7 +19,7 @@ from torch import nn
 
 WAITING = 0.7  # the share of its step in which the starved training waits for data when it is alone
 KINDS = ("starved", "busy")
-_TRIED = 15  # steps that tell how long one computes
+_SAMPLE_STEPS = 15  # steps that tell how long one computes
 
 
 class Stretch(Struct, frozen=True):
@@ -59,12 +59,12 @@ def training_step() -> Callable[[], object]:
 
 def cpu_seconds(step: Callable[[], object]) -> float:
     """Of a step: what it takes of a core, whoever else uses it meanwhile."""
-    taken = []
-    for _ in range(_TRIED):
+    times = []
+    for _ in range(_SAMPLE_STEPS):
         began = time.process_time()
         step()
-        taken.append(time.process_time() - began)
-    return statistics.median(taken)
+        times.append(time.process_time() - began)
+    return statistics.median(times)
 
 
 def train(step: Callable[[], object], asleep_s: float, seconds: float) -> Stretch:
@@ -78,16 +78,16 @@ def train(step: Callable[[], object], asleep_s: float, seconds: float) -> Stretc
     return Stretch(steps, wall_s, time.process_time() - began_cpu, steps * asleep_s)
 
 
-def answer(asked: TextIO, said: TextIO) -> None:
+def answer(requests: TextIO, answers: TextIO) -> None:
     """Say "ready", then answer every line until the input ends."""
     step = training_step()
     compute_s = cpu_seconds(step)
     asleep_s = {"starved": compute_s * WAITING / (1 - WAITING), "busy": 0.0}
-    print("ready", file=said, flush=True)
-    for line in asked:
+    print("ready", file=answers, flush=True)
+    for line in requests:
         kind, seconds = line.split()
         done = train(step, asleep_s[kind], float(seconds))
-        print(msgspec.json.encode(done).decode(), file=said, flush=True)
+        print(msgspec.json.encode(done).decode(), file=answers, flush=True)
 
 
 def main(words: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ from gpulab.lessons.guesses import Question, share, times_between
 from gpulab.lessons.lanes import Played
 from gpulab.lessons.measured import communicating_share, latest_ranks, working_share
 from gpulab.lessons.pipeline import StagesWait, batches, bubble, play_orders
-from gpulab.lessons.ranks import FORWARD, noted_bytes
+from gpulab.lessons.ranks import FORWARD, latest_note
 from gpulab.lessons.training import gradients_of
 from gpulab.run import Run
 from gpulab.timeline.labels import OPERATORS, labels
@@ -40,9 +40,14 @@ from gpulab.timeline.labels import OPERATORS, labels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST_BUBBLE = 0.1  # wanted in exercise 1
-KEPT, WHOLE, SHARDED = "kept_bytes", "whole_bytes", "sharded_bytes"  # the words under which ranks note their bytes
-ONE, EIGHT, ALTERNATING, CHOSEN = "one-micro-batch", "eight-micro-batches", "one-forward-one-backward", "my-pipeline"
+LARGEST_BUBBLE = 0.1  # in exercise 1
+ACTIVATIONS, WHOLE, SHARDED = "kept_bytes", "whole_bytes", "sharded_bytes"  # as ranks note them
+ONE, EIGHT, ALTERNATING, MY_PIPELINE = (
+    "one-micro-batch",
+    "eight-micro-batches",
+    "one-forward-one-backward",
+    "my-pipeline",
+)
 
 
 # -- what the ranks measured -------------------------------------------------------------------------------------------
@@ -51,8 +56,8 @@ ONE, EIGHT, ALTERNATING, CHOSEN = "one-micro-batch", "eight-micro-batches", "one
 def measured_bubble(name: str) -> float | None:
     """The share of the profiled steps of that name in which a rank's device has nothing to do, mean over the ranks."""
     shares = [working_share(facts(run)) for run in latest_ranks(name)]
-    known = [share for share in shares if share is not None]
-    return 1 - float(np.mean(known)) if len(known) == len(shares) else None
+    measured_shares = [share for share in shares if share is not None]
+    return 1 - float(np.mean(measured_shares)) if len(measured_shares) == len(shares) else None
 
 
 def micro_batches_of(run: Run) -> int | None:
@@ -104,7 +109,7 @@ def draw_bubbles(*names: str) -> Figure:
 
 def _bytes(name: str, word: str) -> int:
     """What rank 0 of the run of that name noted under that word. Raises NotMeasured."""
-    noted = noted_bytes(latest_ranks(name)[0], word)
+    noted = latest_note(latest_ranks(name)[0], word)
     if not noted:
         raise NotMeasured(f"The run {name!r} noted no {word}: run its cell again.")
     return noted
@@ -112,8 +117,8 @@ def _bytes(name: str, word: str) -> int:
 
 def _exchanging_share() -> float | None:
     shares = [communicating_share(facts(run)) for run in latest_ranks("tensor-parallel")]
-    known = [share for share in shares if share is not None]
-    return float(np.mean(known)) if known else None
+    measured_shares = [share for share in shares if share is not None]
+    return float(np.mean(measured_shares)) if measured_shares else None
 
 
 # -- exercise 1: enough micro-batches ----------------------------------------------------------------------------------
@@ -127,12 +132,12 @@ def check_micro_batches(my_micro_batches: Any) -> Checked:
         raise NoAnswer
     if isinstance(answer, bool) or not isinstance(answer, int) or answer < 1:
         return wrong(f"{answer!r} is no number of micro-batches: expected an integer from 1 to 64.")
-    ranks = latest_ranks(CHOSEN)
+    ranks = latest_ranks(MY_PIPELINE)
     ran_with = micro_batches_of(ranks[0])
     if ran_with != answer:
         ran = f"ran with {batches(ran_with or 0)}, and the answer is {answer}"
         return unanswered(f"The pipeline {ran}: run the cell below the function again.")
-    measured, formula = measured_bubble(CHOSEN), bubble(len(ranks), answer)
+    measured, formula = measured_bubble(MY_PIPELINE), bubble(len(ranks), answer)
     if measured is None:
         return undecided(f"Where the time of the run's steps went is not measurable. {QUIETER}")
     figures = f"Measured: {percent(measured)}; the formula says {percent(formula)}."
@@ -167,13 +172,13 @@ def _is_disturbed(ranks: list[Run]) -> bool:
 def check_schedule(my_schedule: Any) -> Checked:
     """Whether `my_schedule(stage, stages, micro_batches)` is an order with GPipe's bubble that keeps as few as 1F1B."""
     for stages, micro_batches in ((1, 3), (2, 4), (4, 8), (3, 2), (4, 3)):
-        given = [my_schedule(stage, stages, micro_batches) for stage in range(stages)]
+        orders = [my_schedule(stage, stages, micro_batches) for stage in range(stages)]
         where = f"With {plural(stages, 'stage')} and {batches(micro_batches)}"
-        for stage, order in enumerate(given):
+        for stage, order in enumerate(orders):
             if hint := _incomplete(order, micro_batches, stage):
                 return wrong(f"{where}: {hint}")
         try:
-            played = play_orders(lambda stage, *_: given[stage], stages, micro_batches)  # noqa: B023
+            played = play_orders(lambda stage, *_: orders[stage], stages, micro_batches)  # noqa: B023
         except StagesWait as deadlock:
             return wrong(f"{where} the stages wait for each other, and for ever: {deadlock}. Stages count from 0.")
         if hint := _wasteful(played, stages, micro_batches):
@@ -192,12 +197,12 @@ def _incomplete(order: Any, micro_batches: int, stage: int) -> str:
         return (
             f'{strange!r} is no pass: ("F", 0) is the forward pass of the first micro-batch, ("B", 0) the backward one.'
         )
-    wanted = {(way, i) for way in ("F", "B") for i in range(micro_batches)}
+    expected = {(way, i) for way in ("F", "B") for i in range(micro_batches)}
     passes = [tuple(one) for one in order]
-    left = sorted(wanted - set(passes))
-    if left:
-        return f"stage {stage} never runs {left[0]!r}."
-    twice = next((one for one in passes if passes.count(one) > 1 or one not in wanted), None)
+    missing = sorted(expected - set(passes))
+    if missing:
+        return f"stage {stage} never runs {missing[0]!r}."
+    twice = next((one for one in passes if passes.count(one) > 1 or one not in expected), None)
     return f"stage {stage} runs {twice!r}, which is there already or does not exist." if twice is not None else ""
 
 
@@ -212,12 +217,12 @@ def _wasteful(played: Played, stages: int, micro_batches: int) -> str:
             f"its bubble is {percent(played.share('wait'))}, and {percent(formula)} is possible. Does a stage wait "
             "for a backward pass when it could run another forward pass?"
         )
-    for stage, kept in enumerate(map(int, played.each)):
+    for stage, saved_count in enumerate(map(int, played.each)):
         most = min(stages - stage, micro_batches)
-        if kept > most:
+        if saved_count > most:
             return (
-                f"stage {stage} keeps the activations of {batches(kept)} at once, and {most} are enough. First as "
-                "many forward passes as there are stages after it, then one forward and one backward in turn."
+                f"stage {stage} keeps the activations of {batches(saved_count)} at once, and {most} are enough. First "
+                "as many forward passes as there are stages after it, then one forward and one backward in turn."
             )
     return ""
 
@@ -246,20 +251,20 @@ def _part_hint(my_part: Any, ranks: int) -> str:
     random = torch.Generator().manual_seed(0)
     shapes = ((5, 8), (16, 8), (16,), (8, 16), (8,))
     tensors = [torch.randn(s, generator=random, dtype=torch.float64).requires_grad_() for s in shapes]
-    wanted, all_flops = _counted(lambda: whole_block(*tensors))
+    expected, all_flops = _with_flops(lambda: whole_block(*tensors))
     parts, most_flops = [], 0
     for rank in range(ranks):
-        part, flops = _counted(lambda: my_part(*tensors, rank, ranks))  # noqa: B023
-        if not isinstance(part, Tensor) or part.shape != wanted.shape:
+        part, flops = _with_flops(lambda: my_part(*tensors, rank, ranks))  # noqa: B023
+        if not isinstance(part, Tensor) or part.shape != expected.shape:
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            return f"rank {rank} gives {shape}; expected a tensor of the shape {list(wanted.shape)}."
+            return f"rank {rank} gives {shape}; expected a tensor of the shape {list(expected.shape)}."
         parts.append(part)
         most_flops = max(most_flops, flops)
-    total, bias = torch.stack(parts).sum(dim=0), tensors[-1].expand_as(wanted)
-    difference = total - wanted
+    total, bias = torch.stack(parts).sum(dim=0), tensors[-1].expand_as(expected)
+    difference = total - expected
     same = all(
         a is not None and b is not None and torch.allclose(a, b)
-        for a, b in zip(gradients_of(total, tensors), gradients_of(wanted, tensors), strict=True)
+        for a, b in zip(gradients_of(total, tensors), gradients_of(expected, tensors), strict=True)
     )
     faults = (
         (
@@ -268,7 +273,7 @@ def _part_hint(my_part: Any, ranks: int) -> str:
         ),
         (torch.allclose(difference, -bias), "the last bias is missing."),
         (
-            not torch.allclose(total, wanted),
+            not torch.allclose(total, expected),
             f"the sum of all parts differs from the whole block by up to {difference.abs().max().item():.3g}. Which "
             "rows of `first` and which columns of `second` belong together? And has each part its piece of the first "
             "bias?",
@@ -283,7 +288,7 @@ def _part_hint(my_part: Any, ranks: int) -> str:
     return next((words for is_there, words in faults if is_there), "")
 
 
-def _counted(work: Callable[[], Any]) -> tuple[Any, int]:
+def _with_flops(work: Callable[[], Any]) -> tuple[Any, int]:
     """What it gives, and its FLOP."""
     with FlopCounterMode(display=False) as counter:
         result = work()
@@ -299,7 +304,7 @@ QUESTIONS: Mapping[str, Question] = {
     "micro-batches": times_between("What speedup do eight micro-batches give?", ONE, EIGHT, "with eight micro-batches"),
     "kept": share(
         "How much of GPipe's activations does rank 0 keep with 1F1B?",
-        lambda: _bytes(ALTERNATING, KEPT) / _bytes(EIGHT, KEPT),
+        lambda: _bytes(ALTERNATING, ACTIVATIONS) / _bytes(EIGHT, ACTIVATIONS),
         "of GPipe's activations are kept by rank 0 with 1F1B",
     ),
     "exchanging": share(

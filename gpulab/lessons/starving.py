@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-COUNTED = 8  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
+MEASURED_STEPS = 8  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
 PAIRS, BUDGET_S = 5, 20.0
-WANTED = 2.0  # speedup
+LEAST_SPEEDUP = 2.0  # speedup
 CLAIMED = 0.9  # of a step the device works, where the pipeline is in order
 CLOSE = 0.03  # one profiled run tells a share no better: nearer to the claimed one it decides nothing
 USUAL_STEP_US, LONGEST_MS = 10_000.0, 250.0  # where no step was measured; on a busy machine
@@ -52,7 +52,7 @@ Train = Callable[[Any], object]
 
 
 @exercise("Put a DataLoader(…) in place of the dots, then run that cell and this one again.")
-def check_loader(my_loader: object, given_loader: DataLoader[Any], train: Train) -> Checked:
+def check_loader(my_loader: object, slow_loader: DataLoader[Any], train: Train) -> Checked:
     """Whether `my_loader` feeds the batches of `given_loader` to `train(loader)` fast enough. Runs both, in turn."""
     from torch.utils.data import DataLoader
 
@@ -60,28 +60,28 @@ def check_loader(my_loader: object, given_loader: DataLoader[Any], train: Train)
         return wrong(f"That is a {type(my_loader).__name__}; expected a DataLoader: DataLoader(digits, …).")
     faults = (  # what would make the training another one, not only a faster one
         (
-            my_loader.dataset is not given_loader.dataset,
+            my_loader.dataset is not slow_loader.dataset,
             "It reads another dataset than the loader you were given: the training would learn something else.",
         ),
         (
-            my_loader.batch_size != given_loader.batch_size,
-            f"Its batches have {my_loader.batch_size} samples instead of {given_loader.batch_size}. That is another "
+            my_loader.batch_size != slow_loader.batch_size,
+            f"Its batches have {my_loader.batch_size} samples instead of {slow_loader.batch_size}. That is another "
             "training, and it hides the wait instead of ending it: lesson 05 is about the batch size.",
         ),
         (
-            type(my_loader.sampler) is not type(given_loader.sampler),
+            type(my_loader.sampler) is not type(slow_loader.sampler),
             "It takes the samples in another order (shuffle): keep shuffle=True, or the training learns less.",
         ),
         (
-            my_loader.drop_last != given_loader.drop_last,
-            f"It treats the last, smaller batch differently: keep drop_last={given_loader.drop_last}.",
+            my_loader.drop_last != slow_loader.drop_last,
+            f"It treats the last, smaller batch differently: keep drop_last={slow_loader.drop_last}.",
         ),
     )
     if checked := first_fault(faults):
         return checked
-    mine, given = Feeding(my_loader, train), Feeding(given_loader, train)
-    speed = time_pairs(given.step_s, mine.step_s, pairs=PAIRS, budget_s=BUDGET_S)
-    return _judged(my_loader.num_workers, speed, mine)
+    mine, slow = Feeding(my_loader, train), Feeding(slow_loader, train)
+    speed = time_pairs(slow.step_s, mine.step_s, pairs=PAIRS, budget_s=BUDGET_S)
+    return _verdict(my_loader.num_workers, speed, mine)
 
 
 class Feeding:
@@ -95,7 +95,7 @@ class Feeding:
     def step_s(self) -> float:
         """The mean of the steps that count. What the training raises passes."""
         dropped = 2 + self._loader.num_workers * (self._loader.prefetch_factor or 0)
-        run = ShortRun(dropped + COUNTED)
+        run = ShortRun(dropped + MEASURED_STEPS)
         with run:
             self._train(self._loader)
         wall_ns, wait_ns = run.steps.wall_ns[dropped:], run.steps.data_wait_ns[dropped:]
@@ -116,7 +116,7 @@ class Feeding:
         return float(np.median(np.array(self._waits_s) / np.array(self._steps_s)))
 
 
-def _judged(workers: int, speed: Speed, mine: Feeding) -> Checked:
+def _verdict(workers: int, speed: Speed, mine: Feeding) -> Checked:
     waits = f"It waits {percent(mine.wait_fraction)} of each step"
     who = plural(workers, "worker") if workers else "no worker"
     if mine.wait_fraction <= HARDLY_WAITS and speed.interval[0] > 1.1:
@@ -133,7 +133,7 @@ def _judged(workers: int, speed: Speed, mine: Feeding) -> Checked:
             f"{waits}. Loading a batch takes {factor(times_longer)}× the time of training on it, so about "
             f"{min(math.ceil(times_longer), 8)} workers could keep up."
         )
-    return judge_speed(speed, WANTED, good=f"That is with {who}. {waits}.", hint=hint)
+    return judge_speed(speed, LEAST_SPEEDUP, good=f"That is with {who}. {waits}.", hint=hint)
 
 
 # -- a claim, and a dataset in the rhythm of the training --------------------------------------------------------------
@@ -152,9 +152,9 @@ def judge_claim(*names: str) -> Note:
                     loaders.append((works, one.b.label, is_decided(one.verdict), others))
     if not loaders:
         raise NotMeasured("Run the experiments above first.")
-    works, label, decided, _ = max(loaders, key=lambda loader: loader[0])
+    works, label, is_sure, _ = max(loaders, key=lambda loader: loader[0])
     figures = f"The most is {percent(works)}, with {label}; the claim is above {percent(CLAIMED)}."
-    if not decided:
+    if not is_sure:
         return Note("Undecided.", f"{figures} Its experiment did not decide whether that loader is faster.")
     if abs(works - CLAIMED) < CLOSE:
         return Note("Undecided.", f"{figures} That is too close for one traced run to decide.")

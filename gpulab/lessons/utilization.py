@@ -129,8 +129,8 @@ def top_table(experiment: str) -> Table:
         change = "–"
         if side is not first and side.us_per_sample and first.us_per_sample:
             change = difference(first.us_per_sample / side.us_per_sample - 1)
-        shown = percent(_thread_share(side.facts))
-        rows.append((side.label, shown, percent(works), rate(per_s, "samples"), change))
+        on_core = percent(_thread_share(side.facts))
+        rows.append((side.label, on_core, percent(works), rate(per_s, "samples"), change))
     cores = [side.facts.cores for side in sides if side.facts is not None and side.facts.cores is not None]
     without = max((one.thread_wait_fraction or 0.0 for one in cores), default=0.0)
     others = f"Other programs took cores: for up to {percent(without)} of the time the training was ready and had none."
@@ -365,8 +365,8 @@ def check_mfu(my_mfu: Callable[..., object]) -> Checked:
     return right(f"One of the cases tried has a peak with sparsity: it reaches {reached} of the dense one.")
 
 
-def _is_near(got: float, wanted: float) -> bool:
-    return math.isclose(got, wanted, rel_tol=1e-3)
+def _is_near(got: float, expected: float) -> bool:
+    return math.isclose(got, expected, rel_tol=1e-3)
 
 
 # -- what the notebook asks --------------------------------------------------------------------------------------------

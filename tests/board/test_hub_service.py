@@ -22,7 +22,7 @@ LESSON = """
 from gpulab.lessons import open_lesson
 lesson = open_lesson("03")
 lesson.name = {name!r}
-my_loader, given_loader, train = [], ..., ...
+my_loader, slow_loader, train = [], ..., ...
 print(lesson.check("loader").state)
 print(lesson.progress.problems)
 """

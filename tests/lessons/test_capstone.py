@@ -19,9 +19,9 @@ from gpulab.lessons.capstone import (
     check_train,
     compare_with_climb,
     draw_ladder,
-    given_train,
     judge_order,
-    what_is_left,
+    rest_of_step,
+    slow_train,
 )
 from gpulab.lessons.check import NotMeasured, Speed
 from gpulab.lessons.figures import png
@@ -115,12 +115,12 @@ def test_what_is_left_is_what_was_measured(working: float, opening: str) -> None
     idle = {"waiting for the DataLoader": 0.9 - 0.9 * working, "unknown": 0.001}
     top = replace(rung("then-cache", 3.0), working=working, rest=idle)
     lost = replace(rung("batch-first", 1.0, verdict="undecided"), working=0.99)
-    note = what_is_left(Ladder([lost, top]))
+    note = rest_of_step(Ladder([lost, top]))
     assert note.opening == opening and "then-cache" in note.words
     assert ("waiting for the DataLoader" in note.words) and "unknown" not in note.words
-    disturbed = what_is_left(Ladder([replace(top, rest={"waiting for a core": 0.4})]))
+    disturbed = rest_of_step(Ladder([replace(top, rest={"waiting for a core": 0.4})]))
     assert ("other programs" in disturbed.words) and "other programs" not in note.words
-    assert what_is_left(Ladder([lost])).opening == "Not measured."
+    assert rest_of_step(Ladder([lost])).opening == "Not measured."
 
 
 def test_the_rest_is_what_the_device_does_not_work() -> None:
@@ -189,7 +189,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few_samples(dataset: Any, model: Any, samples: int) -> None:
-    given_train(dataset, model, 8)
+    slow_train(dataset, model, 8)
 
 
 def never_updates(dataset: Any, model: Any, samples: int) -> None:
@@ -227,6 +227,6 @@ def test_the_same_training_is_judged_by_speed(
 ) -> None:
     speed = Speed((low * high) ** 0.5, (low, high), 1.0, 1.0, 5)
     monkeypatch.setattr("gpulab.lessons.check.time_pairs", lambda before, after, pairs, budget_s: speed)
-    checked = check_train(given_train)
+    checked = check_train(slow_train)
     assert checked.state == state
     assert ("gpulab's report of your training says" in checked.hint) == (state == "wrong")

@@ -93,9 +93,9 @@ def test_a_field_holds_what_is_typed_and_reads_without_a_kernel() -> None:
     assert "How much &lt;b&gt;?" in page and "guess_waiting = 40" in page and "display:none" in page
     assert revealed_share(field, 0.8).closeness == "no guess"
     for kind, value in (("guess", "x"), ("guess", "inf"), ("other", "1")):
-        field._heard(None, dict[str, object](kind=kind, value=value), None)
+        field._receive(None, dict[str, object](kind=kind, value=value), None)
         assert field.value is None
-    field._heard(None, {"kind": "guess", "value": "78"}, None)
+    field._receive(None, {"kind": "guess", "value": "78"}, None)
     assert field.value == 78 and repr(field) == "Your guess: 78 %."
     assert revealed_share(field, 0.8).closeness == "close"
 

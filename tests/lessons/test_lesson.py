@@ -16,7 +16,7 @@ from gpulab import recordings
 from gpulab.errors import StoreError, UsageError
 from gpulab.lessons import lesson as lessons
 from gpulab.lessons import right, wrong
-from gpulab.lessons.catalogue import lesson_named
+from gpulab.lessons.catalogue import find_lesson
 from gpulab.lessons.check import Checked, Note
 from gpulab.lessons.lesson import Hints, Lesson, TimeLimit, hint, open_lesson, time_limit, what_failed
 from tests.support.paths import ROOT
@@ -39,14 +39,14 @@ def lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any
 
 @pytest.mark.parametrize("name", ["03", 3, "3", "03_starving_gpu", "03_starving_gpu.ipynb", "starving"])
 def test_a_lesson_has_several_names(name: str | int) -> None:
-    assert lesson_named(name).name == "03_starving_gpu"
+    assert find_lesson(name).name == "03_starving_gpu"
 
 
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda lesson: lesson_named("starving_gpus"), "Did you mean 03_starving_gpu"),
-        (lambda lesson: lesson_named("99"), "There are: 00, 01"),
+        (lambda lesson: find_lesson("starving_gpus"), "Did you mean 03_starving_gpu"),
+        (lambda lesson: find_lesson("99"), "There are: 00, 01"),
         (lambda lesson: lesson.check("loaders"), "no exercise 'loaders'. Did you mean 'loader'"),
         (lambda lesson: lesson.guess("x"), "no question 'x'. There are: waiting, workers"),
     ],
@@ -78,7 +78,7 @@ def test_a_class_is_announced_and_a_name_chosen(
 def test_a_check_that_runs_first_says_which_cell_is_missing(lesson: Lesson, names: dict[str, Any]) -> None:
     checked = lesson.check("loader")
     assert checked.state == "unanswered" and checked.hint.startswith("`my_loader` is not there yet.")
-    names |= {"my_loader": ..., "given_loader": ..., "train": ...}
+    names |= {"my_loader": ..., "slow_loader": ..., "train": ...}
     assert lesson.check("loader").hint.startswith("Put a DataLoader")
     assert [line.state for line in lesson.progress.lines()] == ["", "unanswered", "unanswered"]
 

@@ -14,12 +14,12 @@ from gpulab.formatting import size
 from gpulab.lessons.digits import DigitsInMemory
 from gpulab.lessons.memory import (
     Allocator,
+    activations_of_each,
+    activations_of_losses,
     bytes_with_and_without,
     convolutions,
     draw_allocators,
     fragmented,
-    kept_after,
-    kept_by_each,
     state_bytes,
 )
 
@@ -52,8 +52,8 @@ def test_checkpoints_keep_less_and_train_alike(digits: DigitsInMemory) -> None:
 
 
 def test_kept_graphs_grow_and_numbers_do_not() -> None:
-    assert ": 0 bytes of activations" in repr(kept_after(5, with_graph=False))
-    assert repr(kept_after(5, with_graph=True)) != repr(kept_after(50, with_graph=True))
+    assert ": 0 bytes of activations" in repr(activations_of_losses(5, with_graph=False))
+    assert repr(activations_of_losses(5, with_graph=True)) != repr(activations_of_losses(50, with_graph=True))
 
 
 def test_a_copy_is_kept_beside_what_it_copies() -> None:
@@ -67,7 +67,7 @@ def test_a_copy_is_kept_beside_what_it_copies() -> None:
             y = y.clone() if copied else y
         return y
 
-    table = kept_by_each(layers, {"copies": lambda: forward(True), "none": lambda: forward(False)})
+    table = activations_of_each(layers, {"copies": lambda: forward(True), "none": lambda: forward(False)})
     each = 16 * 8 * 4  # bytes of a result: the input and three results; a copy of each that a layer reads
     assert [line.split()[:3] for line in table.lines[1:]] == [
         ["copies", *size(6 * each).split()],

@@ -25,7 +25,7 @@ def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "mine"
     first = copy_lessons(folder)
-    assert first.kept == () and set(first.new) == {path.stem for path in notebooks()}
+    assert first.present == () and set(first.new) == {path.stem for path in notebooks()}
     (folder / "03_starving_gpu.ipynb").write_text("mine")
     (folder / "05_batch_size.ipynb").unlink()
     assert cli.main(["lab", "--folder", str(folder), "--no-open"]) == 0

@@ -68,11 +68,11 @@ def test_a_lucky_answer_that_does_nothing_is_not_right() -> None:
 
 
 @given(st.floats(0.1, 10), st.floats(1, 5), st.floats(0.2, 8))
-def test_a_verdict_agrees_with_the_interval(times: float, spread: float, wanted: float) -> None:
+def test_a_verdict_agrees_with_the_interval(times: float, spread: float, expected: float) -> None:
     speed = Speed(times, (times / spread, times * spread), 1.0, 1.0 / times, 5)
-    state = judge_speed(speed, wanted).state
-    assert (state == "right") == (times / spread >= wanted)
-    assert (state == "wrong") == (times * spread < wanted)
+    state = judge_speed(speed, expected).state
+    assert (state == "right") == (times / spread >= expected)
+    assert (state == "wrong") == (times * spread < expected)
 
 
 def test_a_slow_answer_still_gets_an_interval() -> None:

@@ -18,14 +18,14 @@ from gpulab.lessons import search
 from gpulab.lessons.digits import SearchDigits, split_digits
 from gpulab.lessons.search import (
     Kind,
-    Look,
+    Pace,
     Pair,
     Trial,
     compare_searches,
     draw_curves,
     draw_front,
     endless,
-    first_look,
+    first_pace,
     front_of,
     network,
     search_lanes,
@@ -38,7 +38,7 @@ Pairs = Sequence[Pair]
 
 def trial(us: float, loss: float | None, *, kind: str = "conv", stopped: str = "", seconds: float = 1.0) -> Trial:
     choice = {"kind": kind, "width": 16, "depth": 2, "batch_size": 32, "rate": 0.01, "decay": 0.0, "augment": "none"}
-    return Trial(choice, seconds, us, loss, Look(us, 0.5), stopped)
+    return Trial(choice, seconds, us, loss, Pace(us, 0.5), stopped)
 
 
 # -- the parts of a search ---------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_every_architecture_classifies_and_is_validated(kind: Kind, depth: int) 
     assert model.training and validation_loss(model) > 0 and model.training
 
 
-def test_a_first_look_has_time_and_share() -> None:
+def test_the_first_steps_have_a_pace_and_a_share() -> None:
     model = network("conv", 16, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with profile(show=False, live=False, save=False) as first:
@@ -80,12 +80,12 @@ def test_a_first_look_has_time_and_share() -> None:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
-    look = first_look(first.run, 720)
-    assert look.us_per_sample > 0 and (math.isnan(look.share) or 0 < look.share < 1)
+    pace = first_pace(first.run, 720)
+    assert pace.us_per_sample > 0 and (math.isnan(pace.share) or 0 < pace.share < 1)
     with profile(show=False, live=False, save=False, trace=False) as nothing:
         pass
     with pytest.raises(GpulabError, match="too few steps"):
-        first_look(nothing.run, 32)
+        first_pace(nothing.run, 32)
 
 
 def test_the_front_leaves_out_what_is_beaten_stopped_or_diverged() -> None:
@@ -102,7 +102,7 @@ def test_the_front_leaves_out_what_is_beaten_stopped_or_diverged() -> None:
     assert [line[0] for line in lines[1:]].count("*") == 3
     chosen = ["conv", "16", "2", "32", "0.01", "0", "none"]
     assert lines[-1].split() == ["1", "us", "-", "1.00", "50.0", "%", *chosen, "slow"]
-    unseen = replace(trials[0], look=None)
+    unseen = replace(trials[0], pace=None)
     assert "works" not in repr(table_of([unseen])) and " - conv" in table_of([unseen, trials[1]]).lines[1]
 
 
@@ -118,8 +118,8 @@ def test_a_row_says_all_that_was_chosen() -> None:
     assert max(map(len, table_of([row, trial(1, 10.0)]).lines)) <= 96, "as wide as a cell of the notebook"
 
 
-def test_a_share_below_the_limit_never_looks_like_it() -> None:
-    shares = [search._share_words(Look(1.0, share)) for share in (0.19999, 0.2, 0.196, math.nan)]
+def test_a_share_below_the_limit_is_never_shown_as_it() -> None:
+    shares = [search._share_words(Pace(1.0, share)) for share in (0.19999, 0.2, 0.196, math.nan)]
     assert shares == ["19.9 %", "20.0 %", "19.6 %", "-"]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from gpulab.analysis.cores import CoreShare
 from gpulab.lessons import split_model
 from gpulab.lessons.check import NotMeasured
-from gpulab.lessons.ranks import Stage, kept_activations, local_bytes, note, noted_bytes, training_tensors
+from gpulab.lessons.ranks import Stage, latest_note, local_bytes, note, saved_activations, training_tensors
 from gpulab.lessons.split_model import (
     check_micro_batches,
     draw_bubbles,
@@ -29,8 +29,8 @@ def test_the_stand_in_changes_no_value() -> None:
     stage = Stage(width=4, sample_ms=0.01)
     x = torch.randn(3, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad(stage(x).square().sum(), x)
-    (wanted,) = torch.autograd.grad(stage.layers(x).square().sum(), x)
-    assert torch.equal(stage(x), stage.layers(x)) and torch.equal(gradient, wanted)
+    (expected,) = torch.autograd.grad(stage.layers(x).square().sum(), x)
+    assert torch.equal(stage(x), stage.layers(x)) and torch.equal(gradient, expected)
 
 
 def test_kept_activations_are_those_of_the_layers() -> None:
@@ -38,14 +38,14 @@ def test_kept_activations_are_those_of_the_layers() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
     x = torch.randn(16, 8)
     piece = x.numel() * x.element_size()
-    with kept_activations(model) as kept:
+    with saved_activations(model) as count:
         first = model(x)
-        assert kept.now_bytes == 3 * piece
+        assert count.now_bytes == 3 * piece
         first.sum().backward()
-        assert kept.now_bytes == 0
+        assert count.now_bytes == 0
         both = model(x), model(torch.randn(16, 8))
         sum(one.sum() for one in both).backward()
-    assert kept.peak_bytes == 6 * piece
+    assert count.peak_bytes == 6 * piece
 
 
 def test_what_a_training_keeps_is_counted() -> None:
@@ -67,7 +67,7 @@ def test_a_note_is_read_from_the_trace() -> None:
     run = synthetic.cpu_case().run
     assert run.timeline is not None
     noting = replace(run, timeline=replace(run.timeline, names=(*run.timeline.names, *names)))
-    assert (noted_bytes(noting, "kept_bytes"), noted_bytes(noting, "kept"), noted_bytes(run, "kept_bytes")) == (
+    assert (latest_note(noting, "kept_bytes"), latest_note(noting, "kept"), latest_note(run, "kept_bytes")) == (
         12,
         None,
         None,
@@ -83,7 +83,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def was(micro_batches: int | None, measured: float | None, *, disturbed: bool = False) -> None:
         def latest(name: str) -> list[Run]:
-            if micro_batches is None or name != split_model.CHOSEN:
+            if micro_batches is None or name != split_model.MY_PIPELINE:
                 raise NotMeasured(f"There is no run {name!r} yet")
             return [synthetic.cpu_case().run] * 2
 
@@ -97,7 +97,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_figure_has_a_point_for_each_run(ran: Any) -> None:
     ran(16, 0.08)
-    labels = {line.get_label(): line for line in draw_bubbles(split_model.CHOSEN, "another").axes[0].get_lines()}
+    labels = {line.get_label(): line for line in draw_bubbles(split_model.MY_PIPELINE, "another").axes[0].get_lines()}
     assert list(labels) == [*(f"formula, {stages} stages" for stages in (2, 4, 8)), "my-pipeline, measured"]
     assert np.array(labels["my-pipeline, measured"].get_xydata()).tolist() == [[16, 8]]
     assert np.array(labels["formula, 4 stages"].get_ydata())[7] == pytest.approx(100 * 3 / 11)

@@ -51,12 +51,12 @@ def test_a_loader_is_judged_by_its_interval(
     workers: int, low: float, high: float, waits: float, state: str, hint: str
 ) -> None:
     speed = Speed(math.sqrt(low * high), (low, high), 0.1, 0.05, 5)
-    checked = starving._judged(workers, speed, fed(waits))
+    checked = starving._verdict(workers, speed, fed(waits))
     assert (checked.state, hint in checked.hint) == (state, True), checked
 
 
 def test_both_loaders_really_feed_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starving, "WANTED", math.inf)  # on a busy machine either may be the faster, by chance
+    monkeypatch.setattr(starving, "LEAST_SPEEDUP", math.inf)  # on a busy machine either may be the faster, by chance
     monkeypatch.setattr(starving, "HARDLY_WAITS", -1.0)
     feeds: list[tuple[object, int]] = []
 
