@@ -8,7 +8,7 @@ as it was measured. After Lumos (MLSys 2025) and Daydream (ATC 2020).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,9 @@ Factors = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
-# In this order where they happen at once: what follows a wait begins at its end, and what is launched at a boundary
-# belongs to the step after it.
-_WAIT_ENDS, _STEP_BEGINS, _STEP_ENDS, _LAUNCH, _UNLAUNCHED = range(5)
+# What the host does, in this order where it happens at once: what follows a wait begins at its end, and what is
+# launched at a boundary belongs to the step after it.
+_WAIT_ENDS, _STEP_BEGINS, _STEP_ENDS, _LAUNCH, _WAIT_BEGINS = range(5)
 _NEVER = float("-inf")
 
 
@@ -83,151 +83,74 @@ class Replay:
         timeline = run.timeline
         if timeline is None or not timeline.has_device_events:
             raise ValueError("the run holds no trace of a GPU")
-        spans = labels(timeline)
-        work = np.flatnonzero(spans.on_device(device_index))
+        work = np.flatnonzero(labels(timeline).on_device(device_index))
         if not len(work):
             raise ValueError(f"the trace holds no work of GPU {device_index}")
-        self._timeline = timeline
-        self._windows, begin_ns = host_steps(run, timeline)[1], timeline.window_ns[0]
+        windows, begin_ns = host_steps(run, timeline)[1], timeline.window_ns[0]
         if most_tasks is not None and len(work) > most_tasks:
-            self._windows, begin_ns = _fewer(self._windows, called_ns(timeline, work), most_tasks)
-            end_ns = device_windows(timeline, self._windows, device_index)[-1, 1]
+            windows, begin_ns = _fewer(windows, called_ns(timeline, work), most_tasks)
+            end_ns = device_windows(timeline, windows, device_index)[-1, 1]
             work = work[(timeline.end_ns[work] > begin_ns) & (timeline.start_ns[work] < end_ns)]
-        self._tasks = Tasks.of(timeline, work)
-        self._on_main = np.isin(self._tasks.row, main_stream(timeline, device_index))
-        self._waits = waits_for_device(timeline, self._tasks, begin_ns)
-        self._happenings = _Happenings.of(timeline, self._tasks, self._waits, self._windows)
+        self._tasks = tasks = Tasks.of(timeline, work)
+        self._length_ns = timeline.duration_ns[tasks.row].astype(np.float64)
+        self._on_main = np.isin(tasks.row, main_stream(timeline, device_index))
+        self._waits = waits = Waits.of(timeline, tasks, begin_ns)
+        events = (  # of the host: their kind, and when they happen; each is numbered within its kind
+            (_LAUNCH, called_ns(timeline, tasks.row)),
+            (_WAIT_BEGINS, timeline.start_ns[waits.row]),
+            (_WAIT_ENDS, timeline.end_ns[waits.row]),
+            (_STEP_BEGINS, windows[:, 0]),
+            (_STEP_ENDS, windows[:, 1]),
+        )
+        kind = np.repeat([kind for kind, _ in events], [len(times) for _, times in events])
+        number = np.concatenate([np.arange(len(times)) for _, times in events])
+        at_ns = np.concatenate([times for _, times in events])
+        order = np.lexsort((kind, at_ns))
+        self._at_ns, self._kind, self._number = at_ns[order], kind[order].tolist(), number[order].tolist()
+        self._step_count = len(windows)
 
     def play(self, changes: Changes | None = None) -> Played:
-        """The window again, with these changes. Shorter tasks never make its end later."""
-        changes = changes or Changes()
-        playing = _Playing(self._timeline, self._tasks, self._waits, changes, self._on_main)
-        happenings = self._happenings
-        step_ns = playing.through(happenings, _without(changes.host, happenings.at_ns), len(self._windows))
-        return Played(np.rint(step_ns[1] - step_ns[0]).astype(np.int64), playing.busy_fraction(step_ns))
+        """The window again, with these changes. Shorter tasks never make its end later.
 
-
-class _Happenings(Struct, frozen=True):
-    """What the host does, in order of time: launches, ends of waits, work launched elsewhere, steps' begins and ends.
-
-    `subject` is a row of the timeline (launches, waits), a task (`_UNLAUNCHED`) or a step's number from 0.
-    """
-
-    at_ns: Int64
-    kind: list[int]
-    subject: list[int]
-    tasks_of: dict[int, list[int]]  # by launching row
-
-    @classmethod
-    def of(cls, timeline: Timeline, tasks: Tasks, waits: dict[int, Wait], windows: Intervals) -> _Happenings:
-        tasks_of: dict[int, list[int]] = {}
-        lost: list[int] = []
-        for place, launch in enumerate(tasks.launch.tolist()):
-            if launch >= 0:
-                tasks_of.setdefault(launch, []).append(place)
-            else:
-                lost.append(place)
-        calls = np.array(sorted({*tasks_of, *waits}), np.intp)
-        waiting, unseen = np.array(list(waits), np.intp), np.array(lost, np.intp)
-        steps = np.arange(len(windows))
-        groups: tuple[tuple[int, npt.NDArray[np.intp], Int64], ...] = (
-            (_LAUNCH, calls, timeline.start_ns[calls]),
-            (_WAIT_ENDS, waiting, timeline.end_ns[waiting]),
-            (_UNLAUNCHED, unseen, called_ns(timeline, tasks.row)[unseen]),
-            (_STEP_BEGINS, steps, windows[:, 0]),
-            (_STEP_ENDS, steps, windows[:, 1]),
+        A step ends when all that it launched on the main stream has ended, and not before its end on the host.
+        """
+        changes, tasks, waits = changes or Changes(), self._tasks, self._waits
+        scaled = (
+            self._length_ns if changes.device_factor is None else self._length_ns * changes.device_factor[tasks.row]
         )
-        at = np.concatenate([times for _, _, times in groups])
-        kind = np.concatenate([np.full(len(times), k) for k, _, times in groups])
-        subject = np.concatenate([who for _, who, _ in groups])
-        order = np.lexsort((kind, at))
-        return cls(at[order], kind[order].tolist(), subject[order].tolist(), tasks_of)
-
-
-class _Playing:
-    """One pass over the happenings. Python lists: an element of an array costs ten times as much to read.
-
-    A step ends when all that it launched on the main stream has ended, and not before its end on the host.
-    """
-
-    def __init__(
-        self,
-        timeline: Timeline,
-        tasks: Tasks,
-        waits: dict[int, Wait],
-        changes: Changes,
-        on_main: npt.NDArray[np.bool_],
-    ) -> None:
-        duration = timeline.duration_ns[tasks.row].astype(np.float64)
-        if changes.device_factor is not None:
-            duration = duration * changes.device_factor[tasks.row]
-        self._lengths: list[float] = duration.tolist()
-        self._on_main: list[bool] = on_main.tolist()
-        self._reached_ns = [_NEVER]  # end of all work so far on the main stream
-        self._free = set(changes.free_waits.tolist())
-        self._waits = waits
-        self._before, self._other = tasks.before.tolist(), tasks.other.tolist()
-        self._launch_ns, self._gap_ns, self._other_ns = (
-            tasks.launch_ns.tolist(),
-            tasks.gap_ns.tolist(),
-            tasks.other_ns.tolist(),
-        )
-        self._starts, self._ends = [_NEVER] * len(duration), [_NEVER] * len(duration)
-
-    def through(self, happenings: _Happenings, host_ns: Factors, step_count: int) -> Factors:
-        """Begins and ends of the steps, as float64 [2, steps]. `host_ns`: of each happening, before any shift."""
-        shift = 0.0
-        opened: dict[int, float] = {}
-        bounds = np.zeros((2, step_count))
-        begin, launch_ns, launched, waits = self._beginning(), self._launch_ns, happenings.tasks_of, self._waits
-        for kind, who, unshifted in zip(happenings.kind, happenings.subject, host_ns.tolist(), strict=True):
+        # Python lists, read from closures: an element of an array costs ten times as much to read
+        columns = (tasks.before, tasks.other, tasks.launch_ns, tasks.gap_ns, tasks.other_ns, self._on_main, scaled)
+        before, other, launch_ns, gap_ns, other_ns, on_main, length_ns = (column.tolist() for column in columns)
+        free = np.isin(waits.row, changes.free_waits).tolist()
+        task, after_ns, least_ns = (column.tolist() for column in (waits.task, waits.after_ns, waits.least_ns))
+        starts, ends = [_NEVER] * len(length_ns), [_NEVER] * len(length_ns)
+        wait_begins = [0.0] * len(free)
+        bounds = np.zeros((2, self._step_count))  # begins and ends of the steps
+        shift, reached = 0.0, _NEVER  # of the host; the end of all work so far on the main stream
+        host_ns = _without(changes.host, self._at_ns).tolist()
+        for kind, number, unshifted in zip(self._kind, self._number, host_ns, strict=True):
             now = unshifted + shift
             if kind == _LAUNCH:
-                for place in launched.get(who, ()):
-                    begin(place, now + launch_ns[place])
-                if who in waits:
-                    opened[who] = now
+                start = now + launch_ns[number]
+                if (earlier := before[number]) >= 0:
+                    start = max(start, ends[earlier] + gap_ns[number])
+                if (elsewhere := other[number]) >= 0:
+                    start = max(start, ends[elsewhere] + other_ns[number])
+                starts[number], ends[number] = start, start + length_ns[number]
+                if on_main[number]:
+                    reached = max(reached, ends[number])
+            elif kind == _WAIT_BEGINS:
+                wait_begins[number] = now
             elif kind == _WAIT_ENDS:
-                shift += self._until(who, opened.get(who, now)) - now
-            elif kind == _UNLAUNCHED:
-                begin(who, now + launch_ns[who])
+                begun = wait_begins[number]
+                until = max(begun + least_ns[number], ends[task[number]] + after_ns[number])
+                shift += (begun + LEAST_SYNC_NS if free[number] else until) - now
             else:
-                bounds[kind - _STEP_BEGINS, who] = max(now, self._reached_ns[0])
-        return bounds
-
-    def _beginning(self) -> Callable[[int, float], None]:
-        """Places a task that is ready at that time. Everything it reads is in its closure: a window has many tasks."""
-        before, other, on_main = self._before, self._other, self._on_main
-        starts, ends, lengths, gap_ns, other_ns = self._starts, self._ends, self._lengths, self._gap_ns, self._other_ns
-        reached_ns = self._reached_ns
-
-        def begin(place: int, ready: float) -> None:
-            earlier = before[place]
-            if earlier >= 0 and (free := ends[earlier] + gap_ns[place]) > ready:
-                ready = free
-            elsewhere = other[place]
-            if elsewhere >= 0 and (free := ends[elsewhere] + other_ns[place]) > ready:
-                ready = free
-            starts[place] = ready
-            ends[place] = end = ready + lengths[place]
-            if on_main[place] and end > reached_ns[0]:
-                reached_ns[0] = end
-
-        return begin
-
-    def _until(self, row: int, opened: float) -> float:
-        """When the waiting call returns."""
-        if row in self._free:
-            return opened + LEAST_SYNC_NS
-        wait = self._waits[row]
-        return max(opened + wait.least_ns, self._ends[wait.task] + wait.after_ns)
-
-    def busy_fraction(self, bounds: Factors) -> float:
-        """Of the time from the first step's begin to the last one's end."""
+                bounds[kind - _STEP_BEGINS, number] = max(now, reached)
         first, last = round(bounds[0, 0]), round(bounds[1, -1])
-        start, end = (np.rint(np.array(times)).astype(np.int64) for times in (self._starts, self._ends))
-        busy_ns: int = measure(clip(union(start, end), first, last))
-        return float(busy_ns / max(1, last - first))
+        busy = union(*(np.rint(np.array(times)).astype(np.int64) for times in (starts, ends)))
+        busy_fraction = measure(clip(busy, first, last)) / max(1, last - first)
+        return Played(np.rint(bounds[1] - bounds[0]).astype(np.int64), float(busy_fraction))
 
 
 def _without(host: Sequence[tuple[Intervals, float]], at_ns: Int64) -> Factors:
@@ -235,14 +158,14 @@ def _without(host: Sequence[tuple[Intervals, float]], at_ns: Int64) -> Factors:
     points: list[tuple[int, float]] = []
     for intervals, remains in host:
         points += [(int(t), s * (1 - remains)) for a, b in intervals.tolist() for t, s in ((a, 1.0), (b, -1.0))]
-    asked = at_ns.astype(np.float64)
+    before_ns = at_ns.astype(np.float64)
     if not points:
-        return asked
+        return before_ns
     points.sort()
     times = np.array([t for t, _ in points], np.int64)
     slopes = np.minimum(1.0, np.cumsum([s for _, s in points]))  # what two changes remove is gone once
     gone = np.concatenate(([0.0], np.cumsum(slopes[:-1] * np.diff(times))))
-    return asked - np.interp(asked, times, gone)
+    return before_ns - np.interp(before_ns, times, gone)
 
 
 def _fewer(windows: Intervals, launched_ns: Int64, most_tasks: int) -> tuple[Intervals, int]:
@@ -279,16 +202,16 @@ class Tasks(Struct, frozen=True):
     and `other_ns` are the delays after these.
     """
 
-    row: npt.NDArray[np.intp]
-    launch: npt.NDArray[np.intp]
-    before: npt.NDArray[np.intp]
-    other: npt.NDArray[np.intp]
+    row: Rows
+    launch: Rows
+    before: Rows
+    other: Rows
     launch_ns: Int64
     gap_ns: Int64
     other_ns: Int64
 
     @classmethod
-    def of(cls, timeline: Timeline, work: npt.NDArray[np.intp]) -> Tasks:
+    def of(cls, timeline: Timeline, work: Rows) -> Tasks:
         order = np.lexsort((timeline.start_ns[work], called_ns(timeline, work)))
         row = work[order]
         launch = labels(timeline).call[row].astype(np.intp)
@@ -318,7 +241,7 @@ class Tasks(Struct, frozen=True):
         )
 
 
-def _previous_on_stream(timeline: Timeline, row: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+def _previous_on_stream(timeline: Timeline, row: Rows) -> Rows:
     """The place of the task that ran before each on its stream."""
     lane, start = timeline.lane_id[row], timeline.start_ns[row]
     order = np.lexsort((start, lane))
@@ -328,7 +251,7 @@ def _previous_on_stream(timeline: Timeline, row: npt.NDArray[np.intp]) -> npt.ND
     return before
 
 
-def _latest_elsewhere(timeline: Timeline, row: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Int64]:
+def _latest_elsewhere(timeline: Timeline, row: Rows) -> tuple[Rows, Int64]:
     """The task of another stream that ended last before each began, and when; only tasks launched before it."""
     lane, start, end = timeline.lane_id[row], timeline.start_ns[row], timeline.end_ns[row]
     latest = np.full(len(row), -1, np.intp)
@@ -348,75 +271,72 @@ def _latest_elsewhere(timeline: Timeline, row: npt.NDArray[np.intp]) -> tuple[np
     return latest, when
 
 
-class Wait(Struct, frozen=True):
-    """A call of the host that ends no sooner than `after_ns` behind a task of the device (its place), nor sooner than
-    `least_ns` after its own begin."""
-
-    task: int
-    after_ns: int
-    least_ns: int
-
-
-def waits_for_device(timeline: Timeline, tasks: Tasks, begin_ns: int) -> dict[int, Wait]:
-    """Host calls from `begin_ns` on that wait for the device, by row.
+class Waits(Struct, frozen=True):
+    """Calls of the host that wait for the device, by row: such a call ends no sooner than `after_ns` behind a task of
+    the device (`task`: its place), nor sooner than `least_ns` after its own begin.
 
     A copy waits for itself where it ends with its call, a synchronizing call for the task that ended last before it,
     a launch into a full queue for the one that made room. A synchronizing call that found the device done has its own
     length, but would wait as well if the device were later or the host sooner.
     """
-    if not len(tasks.row):
-        return {}
-    spans = labels(timeline)
-    begun = timeline.start_ns >= begin_ns
-    copying, synchronizing = (begun & spans.of(*kinds) for kinds in ((What.COPY_CALL,), WAITS))
-    eventless = begun & spans.of(What.WAIT, What.DEVICE_WAIT)  # for which event a call waits is not in the trace
-    ended = _found_done(timeline, tasks, np.flatnonzero(eventless))
-    ended |= _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS)
-    ended |= _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS)
-    return ended | _with_own_copy(timeline, tasks, copying)
+
+    row: Int64
+    task: Int64
+    after_ns: Int64
+    least_ns: Int64
+
+    @classmethod
+    def of(cls, timeline: Timeline, tasks: Tasks, begin_ns: int) -> Waits:
+        """Those of calls from `begin_ns` on."""
+        spans = labels(timeline)
+        begun = timeline.start_ns >= begin_ns
+        copying, synchronizing = (begun & spans.of(*kinds) for kinds in ((What.COPY_CALL,), WAITS))
+        eventless = begun & spans.of(What.WAIT, What.DEVICE_WAIT)  # for which event a call waits is not in the trace
+        ways = (  # the last one that explains a call counts
+            _on_idle_device(timeline, tasks, np.flatnonzero(eventless)),
+            _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS),
+            _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS),
+            _with_own_copy(timeline, tasks, copying),
+        )
+        latest_first = np.concatenate(ways, axis=1)[:, ::-1]
+        _, first = np.unique(latest_first[0], return_index=True)
+        return cls(*latest_first[:, first])
 
 
-def _last_ended(
-    timeline: Timeline, tasks: Tasks, rows: npt.NDArray[np.intp]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Those rows before whose end a task had ended, and the last such task of each."""
+def _last_ended(timeline: Timeline, tasks: Tasks, rows: Rows) -> tuple[Rows, Rows, Int64]:
+    """Those rows before whose end a task had ended, the last such task of each, and when it ended."""
     task_end = timeline.end_ns[tasks.row]
     by_end = np.argsort(task_end, kind="stable")
     at = np.searchsorted(task_end[by_end], timeline.end_ns[rows], side="right") - 1
-    return rows[at >= 0], by_end[at[at >= 0]]
+    task = by_end[at[at >= 0]]
+    return rows[at >= 0], task, task_end[task]
 
 
-def _found_done(timeline: Timeline, tasks: Tasks, rows: npt.NDArray[np.intp]) -> dict[int, Wait]:
-    rows, task = _last_ended(timeline, tasks, rows)
-    done = timeline.start_ns[rows] > timeline.end_ns[tasks.row][task]
-    rows, task = rows[done], task[done]
-    return _waits(rows, task, np.zeros(len(rows), np.int64), timeline.duration_ns[rows])
+def _on_idle_device(timeline: Timeline, tasks: Tasks, rows: Rows) -> Int64:
+    """Of these calls those that began when all tasks had ended: columns of `Waits`, as of the functions below."""
+    rows, task, task_end = _last_ended(timeline, tasks, rows)
+    waits = np.stack((rows, task, np.zeros_like(rows), timeline.duration_ns[rows]))
+    return waits[:, timeline.start_ns[rows] > task_end]
 
 
-def _ended_before(timeline: Timeline, tasks: Tasks, rows: npt.NDArray[np.intp], most_ns: int) -> dict[int, Wait]:
+def _ended_before(timeline: Timeline, tasks: Tasks, rows: Rows, most_ns: int) -> Int64:
     """For the calls among `rows` that ended within `most_ns` after a task of the device: that task."""
-    rows, task = _last_ended(timeline, tasks, rows)
-    task_end = timeline.end_ns[tasks.row][task]
+    rows, task, task_end = _last_ended(timeline, tasks, rows)
     after = timeline.end_ns[rows] - task_end
-    tight = (after <= most_ns) & (timeline.start_ns[rows] <= task_end)
-    return _waits(rows[tight], task[tight], after[tight], np.full(int(tight.sum()), LEAST_SYNC_NS))
+    waits = np.stack((rows, task, after, np.full(len(rows), LEAST_SYNC_NS)))
+    return waits[:, (after <= most_ns) & (timeline.start_ns[rows] <= task_end)]
 
 
-def _with_own_copy(timeline: Timeline, tasks: Tasks, copying: Mask) -> dict[int, Wait]:
+def _with_own_copy(timeline: Timeline, tasks: Tasks, copying: Mask) -> Int64:
     """Copies of pageable memory: the call returns when the copy has ended, or a little before."""
     own = np.flatnonzero((tasks.launch >= 0) & copying[tasks.launch])
     rows = tasks.launch[own]
     after = timeline.end_ns[rows] - timeline.end_ns[tasks.row[own]]
-    waited = (np.abs(after) <= NEAR_NS) & ((after >= 0) | (timeline.duration_ns[rows] > TIGHT_NS))
-    return _waits(rows[waited], own[waited], after[waited], np.full(int(waited.sum()), LEAST_SYNC_NS))
+    waits = np.stack((rows, own, after, np.full(len(rows), LEAST_SYNC_NS)))
+    return waits[:, (np.abs(after) <= NEAR_NS) & ((after >= 0) | (timeline.duration_ns[rows] > TIGHT_NS))]
 
 
-def _waits(rows: npt.NDArray[np.intp], task: npt.NDArray[np.intp], after: Int64, least: Int64) -> dict[int, Wait]:
-    columns = (rows.tolist(), task.tolist(), after.tolist(), least.tolist())
-    return {row: Wait(*figures) for row, *figures in zip(*columns, strict=True)}
-
-
-def _into_a_full_queue(timeline: Timeline, tasks: Tasks) -> npt.NDArray[np.intp]:
+def _into_a_full_queue(timeline: Timeline, tasks: Tasks) -> Rows:
     """Launching calls that took long while as many tasks were waiting as a queue holds."""
     launched = tasks.launch >= 0
     calls = np.array(distinct(tasks.launch[launched]), np.intp)
@@ -424,5 +344,5 @@ def _into_a_full_queue(timeline: Timeline, tasks: Tasks) -> npt.NDArray[np.intp]
     begun = np.searchsorted(np.sort(timeline.start_ns[tasks.launch[launched]]), start, side="left")
     ended = np.searchsorted(np.sort(timeline.end_ns[tasks.row[launched]]), start, side="right")
     full = (begun - ended >= QUEUE_HOLDS) & (timeline.duration_ns[calls] > TIGHT_NS)
-    blocked: npt.NDArray[np.intp] = calls[full]
+    blocked: Rows = calls[full]
     return blocked
