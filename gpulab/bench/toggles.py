@@ -102,8 +102,8 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
     }
     toggles = [replace(toggle, rank=ranks.get(toggle.knob.name, math.inf)) for toggle in toggles]
     predictor = Predictor(figures, evidence)
-    if predictor.refused:
-        return toggles, f"{NOTHING_EXPECTED}: {predictor.refused}."
+    if predictor.refusal:
+        return toggles, f"{NOTHING_EXPECTED}: {predictor.refusal}."
     cores = figures.run.environment.usable_cores or 1.0
     step, wait = figures.typical_step_us, figures.data_wait_us
     times = StepTimes(cores, step.median if step else 0.0, wait.median if wait else None)

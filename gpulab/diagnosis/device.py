@@ -37,8 +37,8 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
         return None
     least_us, lost_us = context.thresholds.silence * context.step_us, context.part_us("allocator")
     what = "Whether the GPU waits for cudaMalloc and cudaFree in each step"
-    if untold := context.untold("allocator_thrash", what, "idle_causes"):
-        return untold if context.idle_us >= least_us else None
+    if unclear := context.undetermined("allocator_thrash", what, "idle_causes"):
+        return unclear if context.idle_us >= least_us else None
     if lost_us < least_us:
         return None
     names = sorted({t.names[i] for i in distinct(t.name_id[calls])})

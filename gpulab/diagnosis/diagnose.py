@@ -92,14 +92,14 @@ def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Findi
     cured_us = first.cost_us
     if not total or cured_us < context.thresholds.idle_notice * total:
         return []
-    left, limits = max(0.0, 1 - cured_us / total), context.thresholds
+    remaining, limits = max(0.0, 1 - cured_us / total), context.thresholds
     lower = replace(
         limits,
-        pause_notice=max(limits.silence, limits.pause_notice * left),
-        evaluation_notice=max(limits.silence, limits.evaluation_notice * left),
+        pause_notice=max(limits.silence, limits.pause_notice * remaining),
+        evaluation_notice=max(limits.silence, limits.evaluation_notice * remaining),
     )
     keys, again = {f.key for f in findings}, replace(context, thresholds=lower)
-    answers = [_answer(kind, again) for kind in kinds() if kind.asked_again and kind.key not in keys]
+    answers = [_answer(kind, again) for kind in kinds() if kind.second_round and kind.key not in keys]
     return [replace(a, only_after=(*a.only_after, first.key)) for a in answers if isinstance(a, Finding)]
 
 
@@ -249,44 +249,46 @@ def _without_symptoms(findings: list[Finding]) -> list[Finding]:
 class _Budget(Struct):
     """What is left of each part of the step (µs), and what was claimed within a part and by whom."""
 
-    left: dict[str, float]
+    remaining: dict[str, float]
     within: dict[str, float] = field(default_factory=dict)
     takers: dict[str, list[str]] = field(default_factory=dict)
-    step_left: float = 0.0
+    step_remaining_us: float = 0.0
 
     def available(self, finding: Finding) -> float | None:
         """Of what the finding would give back, what nobody stronger has claimed."""
         own = finding.recoverable_us_per_step
         if own is None or not finding.parts:
-            return own if own is None else min(own, self.step_left)
+            return own if own is None else min(own, self.step_remaining_us)
         between = min(own, _claimed_between(finding))
         inside = own - between
         bases = {_base(p) for p in finding.parts if _base(p) != BETWEEN}
         same = max((self.within.get(p, 0.0) for p in finding.parts if "/" in p and _base(p) != BETWEEN), default=0.0)
-        room = min(sum(self.left.get(b, 0.0) for b in bases), self.step_left)
+        room = min(sum(self.remaining.get(b, 0.0) for b in bases), self.step_remaining_us)
         return between + max(0.0, min(inside - same, room))
 
     def take(self, finding: Finding) -> Finding:
         """The finding with its available time, which is then gone."""
-        given, own = self.available(finding), finding.recoverable_us_per_step
+        claim_us, own = self.available(finding), finding.recoverable_us_per_step
         others = dict.fromkeys(k for p in finding.parts for k in self.takers.get(_base(p), ()))
-        shares = tuple(others) if given is not None and own is not None and given < _ALL * own else ()
-        inside = (given or 0.0) - min(given or 0.0, _claimed_between(finding))
+        shares = tuple(others) if claim_us is not None and own is not None and claim_us < _ALL * own else ()
+        inside = (claim_us or 0.0) - min(claim_us or 0.0, _claimed_between(finding))
         self._spend(finding, inside)
-        return replace(finding, recoverable_us_per_step=given, shares_with=shares)
+        return replace(finding, recoverable_us_per_step=claim_us, shares_with=shares)
 
     def _spend(self, finding: Finding, time_us: float) -> None:
         """First from the parts that are wholly its own, then from what is meant within others; each in proportion."""
-        self.step_left -= time_us
+        self.step_remaining_us -= time_us
         inside = [p for p in finding.parts if _base(p) != BETWEEN]
         own = dict.fromkeys(p for p in inside if "/" not in p)
-        left_us = time_us
+        remaining_us = time_us
         for bases in (list(own), list(dict.fromkeys(_base(p) for p in inside if _base(p) not in own))):
-            held = sum(self.left.get(b, 0.0) for b in bases)
-            taken = min(left_us, held)
+            available_us = sum(self.remaining.get(b, 0.0) for b in bases)
+            claimed_us = min(remaining_us, available_us)
             for base in bases:
-                self.left[base] = self.left.get(base, 0.0) * (1 - taken / held if held else 1.0)
-            left_us -= taken
+                self.remaining[base] = self.remaining.get(base, 0.0) * (
+                    1 - claimed_us / available_us if available_us else 1.0
+                )
+            remaining_us -= claimed_us
         for part in finding.parts:
             self.within[part] = self.within.get(part, 0.0) + time_us
             if finding.recoverable_us_per_step:
@@ -300,16 +302,16 @@ def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     budget = _Budget(
         {part: context.part_us(part) for part in PARTS} if context.facts.breakdown is not None else {}, {}, {}
     )
-    budget.step_left = step
+    budget.step_remaining_us = step
     if context.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
-        budget.left = dict.fromkeys(PARTS, step)
+        budget.remaining = dict.fromkeys(PARTS, step)
     while waiting:
         keys = {f.key for f in waiting}
         ready = [f for f in waiting if not keys & (set(f.only_after) - {f.key})] or waiting
         best = max(ready, key=lambda f: _worth(f, budget.available(f)))
         waiting.remove(best)
-        given = budget.available(best)
-        if given is None or given >= max(floor, 1e-9):
+        claim_us = budget.available(best)
+        if claim_us is None or claim_us >= max(floor, 1e-9):
             done.append(budget.take(best))
     return done
 
@@ -336,23 +338,27 @@ def _base(part: str) -> str:
 
 def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
     """Each finding says what is next once it and all before it are cured, and the most that would bring."""
-    left = total_us(context, ranked)
-    if left is None:
+    remaining = total_us(context, ranked)
+    if remaining is None:
         return ranked
     findings: list[Finding] = []
     for i, finding in enumerate(ranked):
         cured = finding.recoverable_us_per_step
-        left -= cured or 0.0
+        remaining -= cured or 0.0
         following = next((f for f in ranked[i + 1 :] if f.recoverable_us_per_step), None)
-        findings.append(finding if not cured else replace(finding, after=_after(context, left, following)))
+        findings.append(finding if not cured else replace(finding, after=_after(context, remaining, following)))
     return findings
 
 
-def _after(context: RuleContext, left_us: float, following: Finding | None) -> str:
+def _after(context: RuleContext, remaining_us: float, following: Finding | None) -> str:
     if following is None:
         return f"No other known cause costs {percent(context.thresholds.silence)} of {context.unit} or more."
-    rest = left_us - following.cost_us
-    gain = f"at most {factor(left_us / rest)}×" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}×"
+    rest = remaining_us - following.cost_us
+    gain = (
+        f"at most {factor(remaining_us / rest)}×"
+        if rest > 1 / _LARGEST_GAIN * remaining_us
+        else f"more than {_LARGEST_GAIN}×"
+    )
     return f"Then {title_for(following)}: fixing it too speeds up the rest by {gain}."
 
 

@@ -203,8 +203,8 @@ class RuleContext(Struct, frozen=True):
         may have another share there, and nothing in them is larger than they are.
         """
         account = self.breakdown
-        held = 0.0 if account is None else sum(account.share[part] for part in parts)
-        return self.share(*parts) * min(1.0, profiled_share / held) if held > 0 else profiled_share
+        part_share = 0.0 if account is None else sum(account.share[part] for part in parts)
+        return self.share(*parts) * min(1.0, profiled_share / part_share) if part_share > 0 else profiled_share
 
     @property
     def on_gpu(self) -> bool:
@@ -278,7 +278,7 @@ class RuleContext(Struct, frozen=True):
         reason = self.facts.integrity.reason(figure) if self.facts.integrity is not None else None
         return None if reason is None else capitalized(reason)
 
-    def untold(self, key: str, what: str, *figures: str) -> Undetermined | None:
+    def undetermined(self, key: str, what: str, *figures: str) -> Undetermined | None:
         """What that rule cannot tell, because the trace is too damaged for one of these figures; None where it can."""
         why = next(filter(None, map(self.withheld, figures)), None)
         return None if why is None else Undetermined(key, what, f"{why}; record the trace again")
@@ -306,9 +306,9 @@ class FindingKind(Struct, frozen=True):
     against it is known to the knobs (`helps_against`).
 
     `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
-    `asked_again` once the first finding is thought away: its limit is far above the silence. `of_job`: it concerns all
-    ranks of a job, not one alone. `is_bound`: what faster kernels would save, by the bytes that they would not move. A
-    `role` of "context" is no cause, but told with each; any other than these two is a
+    `second_round`: its rule is asked again as if the first finding were cured, for its limit is far above the silence.
+    `of_job`: it concerns all ranks of a job, not one alone. `is_bound`: what faster kernels would save, by the bytes
+    that they would not move. A `role` of "context" is no cause, but told with each; any other than these two is a
     verdict: it speaks where no cause does.
     """
 
@@ -318,7 +318,7 @@ class FindingKind(Struct, frozen=True):
     lesson: str = ""
     removal: Removal | None = None
     explains: tuple[str, ...] = ()
-    asked_again: bool = False
+    second_round: bool = False
     of_job: bool = False
     is_bound: bool = False
     role: Role = "cause"

@@ -101,8 +101,8 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     work, limits, step_us = context.work, context.thresholds, context.step_us
     if work is None or context.starves or context.idle_us < limits.idle_notice * step_us:
         return None
-    if untold := context.untold("launch_bound", "Whether the CPU launches kernels too slowly", "idle_causes"):
-        return untold
+    if unclear := context.undetermined("launch_bound", "Whether the CPU launches kernels too slowly", "idle_causes"):
+        return unclear
     lost_us = _launching_us(context)
     if lost_us < limits.launch_notice * step_us:
         return None
@@ -249,7 +249,7 @@ def _larger_batch(context: RuleContext) -> tuple[tuple[str, str], ...]:
 
 _SEVERAL, _ONCE = 1.5, 0.75  # ours: from there on a count per step rounds to several, or to one
 # What a person wrote, by the operator that the trace names.
-_WRITTEN = {
+_CALL_WORDS = {
     "aten::item": ".item(), float() or print of a GPU value",
     "aten::_local_scalar_dense": ".item(), float() or print of a GPU value",
     "aten::is_nonzero": "an if on a GPU value",
@@ -273,8 +273,8 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
     lost_us = min(waited_us, _not_for_data_us(context))
     if context.work is None or not lost_us:
         return None
-    if untold := context.untold("sync_points", "What the GPU loses at host-device syncs", "idle_causes"):
-        return untold
+    if unclear := context.undetermined("sync_points", "What the GPU loses at host-device syncs", "idle_causes"):
+        return unclear
     times = joined(*(b.times for b in calls))
     words = f"{_calls(calls)} wait for {duration(waited_us)} per {_step_word(context)}"
     idle = f"the GPU then idles for {duration(sum(b.idle_us for b in calls))} until new work arrives"
@@ -306,8 +306,10 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
     lost_us = min(max(uploads.waited_us, exposed_us), exposed_us + idle_us)
     if not lost_us:
         return None
-    if untold := context.untold("blocking_copy", "What the GPU loses while batches are copied to it", "idle_causes"):
-        return untold
+    if unclear := context.undetermined(
+        "blocking_copy", "What the GPU loses while batches are copied to it", "idle_causes"
+    ):
+        return unclear
     copies = f"copies{f' of {size(moved)}' if moved else ''} per {_step_word(context)}"
     return Finding(
         "blocking_copy",
@@ -344,7 +346,7 @@ def _calls(calls: Sequence[BlockingCalls]) -> str:
     """The two kinds of calls that are made most."""
     counts: dict[str, float] = {}
     for name, count in (pair for b in calls for pair in b.operators):
-        words = _WRITTEN.get(name, name)
+        words = _CALL_WORDS.get(name, name)
         counts[words] = counts.get(words, 0.0) + count
     most = sorted(counts, key=lambda words: -counts[words])[:2]
     return " and ".join(f"{words} ({number(counts[words])}×)" for words in most)

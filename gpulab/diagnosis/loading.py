@@ -183,7 +183,7 @@ _BECAUSE = {
 }
 _BESIDE_MAKING = ("slow_hand_over", "slow_sampler")
 _MANY_TENSORS = 16  # ours: as many as a few fields give have a cost that packing hardly changes
-_PART_TOLD, _WAIT_TOLD = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
+_LEAST_PART, _LEAST_WAIT = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
 
 
 def _cause(context: RuleContext, key: str) -> Finding | Undetermined | None:
@@ -250,8 +250,8 @@ def making(inside: LoadingFacts) -> str:
         "waiting for a free core": waiting_for_core_us(inside),
     }
     whole_us = inside.batch_us
-    split = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _PART_TOLD * whole_us)
-    waiting = [f"{percent(us / whole_us)} is {what}" for what, us in waits.items() if us >= _WAIT_TOLD * whole_us]
+    split = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _LEAST_PART * whole_us)
+    waiting = [f"{percent(us / whole_us)} is {what}" for what, us in waits.items() if us >= _LEAST_WAIT * whole_us]
     of_this = f". Of this, {' and '.join(waiting)}" if waiting else ""
     return f"loading one batch takes {duration(whole_us)} (median of {sampled(inside)}): {split}{of_this}"
 
@@ -283,7 +283,7 @@ def _line(context: RuleContext, key: str) -> tuple[str, bool, tuple[SourceLine, 
             line, source = str(place), lines_beside_cost(run, place, *loading_lines(run, collating=collating))
     elif context.facts.worker_count == 0:
         line = context.python_line_at(_waiting_times(context))
-    function = "" if line else _written(context, key)
+    function = "" if line else _function_line(context, key)
     return line or function, bool(function), source
 
 
@@ -295,7 +295,7 @@ def _sampler_line(context: RuleContext) -> LineShare | None:
     return line_only_at(context.run, waits, subtract(account.host_covered, waits))
 
 
-def _written(context: RuleContext, key: str) -> str:
+def _function_line(context: RuleContext, key: str) -> str:
     loader, inside = context.loader, context.facts.loading
     if loader is None or inside is None:
         return ""

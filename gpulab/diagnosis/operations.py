@@ -129,7 +129,7 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
 
 # -- how numbers lie in memory -----------------------------------------------------------------------------------------
 
-_TOLD_ENOUGH = 0.5  # ours, of the products' time: where so much has sizes, none of them odd, no question is open
+_ENOUGH_WITH_SIZES = 0.5  # ours, of the products' time: where so much has sizes, none of them odd, no question is open
 _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
 
 
@@ -184,7 +184,7 @@ def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
     if products is None or products.on_units < context.thresholds.matrix_material:
         return None
     if products.odd < context.thresholds.silence:
-        if products.judged >= _TOLD_ENOUGH * products.on_units:
+        if products.judged >= _ENOUGH_WITH_SIZES * products.on_units:
             return None
         what = "Whether matmul sizes fit the tensor cores"
         return Undetermined("odd_shapes", what, "Record the trace with record_shapes=True")
@@ -201,7 +201,7 @@ def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
 
 # -- the format of numbers ---------------------------------------------------------------------------------------------
 
-_MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to nothing
+_LEAST_MOVING = 0.01  # ours, of computing: below it half the bytes bring next to nothing
 _SCALED = ', and torch.amp.GradScaler("cuda") for the backward pass'
 _MOST = 0.5  # ours, of the step: what takes less has other causes beside it
 _MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
@@ -236,7 +236,7 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
         evidence(
             costliest,
             f"on a {device.name} 16-bit matmuls are up to {gains}",
-            f"{moving}: at best half of that comes on top" if use.half_able >= _MOVING_TOLD else "",
+            f"{moving}: at best half of that comes on top" if use.half_able >= _LEAST_MOVING else "",
         ),
         saved * context.part_us("compute"),
         "likely",
@@ -301,7 +301,7 @@ def _unknown_formats(context: RuleContext, use: PrecisionUse | None) -> Undeterm
         return None
     if use is None:
         what = "Whether matmuls use more precision than needed"
-        return context.untold("no_mixed_precision", what, "kernels", "tensor_core_fraction")
+        return context.undetermined("no_mixed_precision", what, "kernels", "tensor_core_fraction")
     if use.fp32 + use.tf32 + use.unknown < context.thresholds.matrix_material:
         return None
     return Undetermined(

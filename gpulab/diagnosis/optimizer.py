@@ -50,7 +50,7 @@ def _withheld(context: RuleContext, work: OptimizerWork) -> Undetermined | None:
     host_us += work.host_us if work.style in _FUSIBLE else 0.0
     if min(host_us, context.idle_us) < context.thresholds.silence * context.step_us or not host_us:
         return None
-    return context.untold("unfused_optimizer", "What the GPU loses in an unfused optimizer", "idle_causes")
+    return context.undetermined("unfused_optimizer", "What the GPU loses in an unfused optimizer", "idle_causes")
 
 
 def _on_gpu(work: OptimizerWork) -> tuple[float, float]:

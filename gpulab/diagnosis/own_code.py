@@ -63,11 +63,11 @@ def _call_in_steps(
         first, last = map(duration, call.growth_us)
         growth, cure = f"it grows: {first} per step in the first third of the steps, {last} in the last", _GROWING
     times = pairs(call.times)
-    looks = Evidence(f"{duration(call.cost_us)} per step (mean): {_looks(call)}", next(iter(times), None))
+    sampled = Evidence(f"{duration(call.cost_us)} per step (mean): {_sample_words(call)}", next(iter(times), None))
     return Finding(
         key,
         f"{_called(call)} {_part(context, call)}{', and it grows with the steps' if growth else ''}.",
-        (looks, *evidence(_hottest(call), growth)),
+        (sampled, *evidence(_hottest(call), growth)),
         call.cost_us,
         "measured" if call.exact else "likely",
         parts=(f"{BETWEEN}/{key}", *_host_parts(context)) if between_us else _host_parts(context),
@@ -93,7 +93,7 @@ def with_part(context: RuleContext, finding: Finding, part: Call | None) -> Find
         return finding
     whole = percent(part.whole_share)
     backward = f", with its backward pass {whole}" if whole != percent(part.share) else ""
-    words = f"{duration(part.cost_us)} per step (mean) in the forward pass: {_looks(part)}"
+    words = f"{duration(part.cost_us)} per step (mean) in the forward pass: {_sample_words(part)}"
     return replace(
         finding,
         summary=f"{finding.summary} {_called(part)} {_part(context, part)}{backward}.",
@@ -127,7 +127,7 @@ def _part(context: RuleContext, call: Call) -> str:
     return f"{share} of {context.unit}"
 
 
-def _looks(call: Call) -> str:
+def _sample_words(call: Call) -> str:
     low, high = call.interval
     how = "" if call.exact else ", sampled within the process"
     return f"{call.looks:,} of {call.whole:,} samples of all untraced steps ({percent(low)} to {percent(high)}{how})"
@@ -176,7 +176,7 @@ def making_own_batches(context: RuleContext) -> Finding | None:
     call = costliest_call(context.run, account, ["batch"])
     figures: tuple[str, ...] = ()
     if call is not None and call.share >= limits.pause_notice:
-        figures = (f"{_called(call)} {_part(context, call)}: {_looks(call)}", _hottest(call))
+        figures = (f"{_called(call)} {_part(context, call)}: {_sample_words(call)}", _hottest(call))
     return Finding(
         key,
         f"{'Input-bound: ' if bad else ''}{percent(share)} of {context.unit} goes to making the next batch"
@@ -210,16 +210,16 @@ def _untraced(context: RuleContext) -> OwnBatches | None:
 
 def _basis(context: RuleContext, time_us: float) -> str:
     own, stack, account = _untraced(context), context.run.stack, context.breakdown
-    looks = ""
+    basis = ""
     if own is not None and not context.on_gpu:
         low = lower_share(own.preparing_looks, own.looks)
         high = 1 - lower_share(own.looks - own.preparing_looks, own.looks)
         between = f"{percent(low)} to {percent(high)}"  # with 95 %
-        looks = f"{own.preparing_looks} of {own.looks} samples beside the traced steps: {between}"
+        basis = f"{own.preparing_looks} of {own.looks} samples beside the traced steps: {between}"
     elif stack is not None and account is not None:
         steps = plural(len(account.steps), "traced step")
-        looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {steps}"
-    return f"{duration(time_us)} of {context.whole} goes into making the model's input ({looks})"
+        basis = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {steps}"
+    return f"{duration(time_us)} of {context.whole} goes into making the model's input ({basis})"
 
 
 # -- pauses, known by name ---------------------------------------------------------------------------------------------
@@ -308,8 +308,12 @@ def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
     finding = _pauses(context, "gc_pause", "gc", context.thresholds.pause_notice)
     if finding is None:
         return _unnamed(context, "gc_pause", "Whether Python's garbage collection costs time")
-    wanted = "gc.collect(" in finding.source_line
-    return replace(finding, cure="That line asks for it: leave it out, or do it once per epoch.") if wanted else finding
+    is_explicit = "gc.collect(" in finding.source_line
+    return (
+        replace(finding, cure="That line asks for it: leave it out, or do it once per epoch.")
+        if is_explicit
+        else finding
+    )
 
 
 def _pauses(context: RuleContext, key: str, kind: PauseKind, least_share: float) -> Finding | None:
@@ -362,7 +366,7 @@ def _unsampled(context: RuleContext, key: str) -> Undetermined | None:
 
 # -- first calls -------------------------------------------------------------------------------------------------------
 
-_NAMED = 3  # ours: the longest calls; more would not be read
+_MOST_CALLS = 3  # ours: the longest calls; more would not be read
 
 
 def start_up(context: RuleContext) -> Finding | None:
@@ -382,7 +386,7 @@ def start_up(context: RuleContext) -> Finding | None:
         what = "starting up, once: the DataLoader starts its workers at the first fetch"
     else:
         what = "waiting for the only batch of this trace, once: the workers of a DataLoader start in their first batch"
-    calls = ", ".join(f"{name} {duration(ns / 1e3)}" for name, ns in starting.calls[:_NAMED])
+    calls = ", ".join(f"{name} {duration(ns / 1e3)}" for name, ns in starting.calls[:_MOST_CALLS])
     removed = pairs(starting.times)
     return Finding(
         "start_up",
@@ -399,14 +403,14 @@ def start_up(context: RuleContext) -> Finding | None:
 
 
 FINDINGS = (
-    FindingKind("checkpoint_save", "saving checkpoints", checkpoint_save, removal="pauses", asked_again=True),
+    FindingKind("checkpoint_save", "saving checkpoints", checkpoint_save, removal="pauses", second_round=True),
     FindingKind(
         "logging_or_eval",
         "logging, evaluation and callbacks",
         logging_or_eval,
         lesson="09_host",
         removal="pauses",
-        asked_again=True,
+        second_round=True,
     ),
     FindingKind("recompilation", "recompilation", recompilation, removal="pauses"),
     FindingKind("gc_pause", "Python's garbage collection", gc_pause, removal="pauses"),

@@ -37,7 +37,7 @@ def diagnose_ranks(
     the ranks, per step.
     """
     each, late = each or {}, comparison.straggler
-    verdict = _not_all_kept(comparison) or _incomparable(comparison, each)
+    verdict = _missing_traces(comparison) or _incomparable(comparison, each)
     if verdict is not None:
         return Diagnosis((verdict,))
     step_us = typical(comparison.ranks, lambda r: r.step_us)
@@ -56,7 +56,7 @@ def diagnose_ranks(
     return Diagnosis(causes or (_in_step(comparison, each, thresholds),), (), step_us, step_us)
 
 
-def _not_all_kept(comparison: RankComparison) -> Finding | None:
+def _missing_traces(comparison: RankComparison) -> Finding | None:
     """Some ranks keep no trace: what is left does not tell who waits for whom, nor what exchanging data costs."""
     check = next((c for c in comparison.integrity.checks if c.name == NOT_KEPT and c.state != "ok"), None)
     if check is None:

@@ -25,8 +25,8 @@ from gpulab.prediction.step import (
     Z_975,
     Baseline,
     Making,
+    NoPrediction,
     Projection,
-    Refused,
     at_least,
     hand_off_us,
     is_on,
@@ -67,7 +67,7 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
     if count == today.workers:
         return projection.as_it_is(f"the DataLoader already has {_workers(count)}")
     if projection.making is None:
-        raise Refused(
+        raise NoPrediction(
             "training hardly waits for data, so more workers do not help; the time to load a batch, which fewer "
             "workers would need, was not measured"
         )
@@ -106,17 +106,17 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
     """Workers that stay save the start of each epoch: what its first step takes longer than the others."""
     run = projection.today.run
     if not projection.workers:
-        raise Refused("there are no workers to keep")
+        raise NoPrediction("there are no workers to keep")
     if not is_on(value):
-        raise Refused("the cost of restarting workers each epoch is not known")
+        raise NoPrediction("the cost of restarting workers each epoch is not known")
     if run.loader is not None and run.loader.remade:
-        raise Refused("the loop creates a new DataLoader each epoch, so workers cannot persist")
+        raise NoPrediction("the loop creates a new DataLoader each epoch, so workers cannot persist")
     if projection.starting_us or projection.at_most_us:  # of workers that another setting brings
         return replace(projection, starting_us=0.0, at_most_us=0.0)
-    seen, length = seen_us(run), run.loader.length if run.loader is not None else None
-    if seen is None or not length:
-        raise Refused("the run has no second epoch, so the cost of starting workers was not measured")
-    extra_us, sd_us = seen
+    start, length = epoch_start_us(run), run.loader.length if run.loader is not None else None
+    if start is None or not length:
+        raise NoPrediction("the run has no second epoch, so the cost of starting workers was not measured")
+    extra_us, sd_us = start
     steps = max(1.0, length / projection.today.batches)
     whole_us = epoch_us(projection.today, steps) + extra_us
     first_us = first_batch_us(projection)
@@ -143,26 +143,26 @@ def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projec
     inside = today.facts.loading
     _require_loader(projection)
     if today.run.loader is None or today.run.loader.own_collate is not False:
-        raise Refused("try it: your collate_fn gets a copy of each item, and the cost of that was not measured")
+        raise NoPrediction("try it: your collate_fn gets a copy of each item, and the cost of that was not measured")
     if inside is not None:
-        left = inside.collate_us
-        words = f"of {duration(inside.batch_us)} to load a batch, only collate ({duration(left)}) remains"
+        rest = inside.collate_us
+        words = f"of {duration(inside.batch_us)} to load a batch, only collate ({duration(rest)}) remains"
         loader, setup_s = today.run.loader, None
         if loader.dataset_length and loader.batch_size:
-            setup_s = (inside.batch_us - left) / loader.batch_size * loader.dataset_length / 1e6
+            setup_s = (inside.batch_us - rest) / loader.batch_size * loader.dataset_length / 1e6
             words += f"; filling takes about {duration(setup_s * 1e6)} once"
-        return replace(projection, making=Making(left, 0.0), remade=True, setup_s=setup_s).doubted(CACHE_SD, words)
+        return replace(projection, making=Making(rest, 0.0), remade=True, setup_s=setup_s).doubted(CACHE_SD, words)
     if today.wait_us >= SMALL_WAIT * today.step.median:
-        raise Refused("try it: reading items is saved, but its part of the data wait was not measured")
+        raise NoPrediction("try it: reading items is saved, but its part of the data wait was not measured")
     return projection.doubted(CACHE_SD, "training hardly waits for data")
 
 
 def _require_loader(projection: Projection) -> None:
     """Raises Refused. A trace has no record of its loader, but may show its wait."""
     if projection.today.run.loader is None and projection.today.facts.data_wait_us is None:
-        raise Refused("no DataLoader fed the steps")
+        raise NoPrediction("no DataLoader fed the steps")
     if projection.today.workers is None:
-        raise Refused("the number of workers is not known")
+        raise NoPrediction("the number of workers is not known")
 
 
 def _workers(count: int) -> str:
@@ -182,7 +182,7 @@ def _forks(run: Run) -> bool:
     return run.environment.platform.startswith("Linux") and version < (3, 14)
 
 
-def seen_us(run: Run) -> tuple[float, float] | None:
+def epoch_start_us(run: Run) -> tuple[float, float] | None:
     """What an epoch's first step and the time before it take beyond a usual step, and its deviation; in µs.
 
     Pauses that are told by themselves (evaluation, saving) are no part of it. None without a second epoch.
@@ -307,7 +307,7 @@ def size_before(projection: Projection, evidence: PriorEvidence) -> int:
     if before.isdigit() and int(before):
         return int(before)
     if loader is None or not loader.batch_size:
-        raise Refused("the current batch size is not known")
+        raise NoPrediction("the current batch size is not known")
     return loader.batch_size
 
 

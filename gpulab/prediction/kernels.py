@@ -24,7 +24,7 @@ from gpulab.formatting import duration, factor, percent
 from gpulab.intervals import covers
 from gpulab.prediction.prediction import PriorEvidence
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Baseline, Projection, Refused, at_least, is_on, training_spans_us
+from gpulab.prediction.step import Baseline, NoPrediction, Projection, at_least, is_on, training_spans_us
 from gpulab.run import Float64, Int64
 from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.labels import OPERATORS, labels
@@ -56,7 +56,7 @@ def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Pr
     timeline = projection.today.run.timeline
     plain = None if timeline is None else labels(timeline).named(_MATH_ATTENTION.__eq__)
     if timeline is None or plain is None or not plain.any():
-        raise Refused("the trace has no math attention")
+        raise NoPrediction("the trace has no math attention")
     if value == "math":
         return projection.as_it_is("it is already math attention")
     if not projection.today.on_gpu:
@@ -77,7 +77,7 @@ def compiled(projection: Projection, value: str, evidence: PriorEvidence) -> Pro
     if value == "off":
         return projection.as_it_is("the model is not compiled")
     if not projection.today.on_gpu:
-        raise Refused("try it: only a run shows what torch.compile saves on a CPU, and what its guards cost")
+        raise NoPrediction("try it: only a run shows what torch.compile saves on a CPU, and what its guards cost")
     words = "the number of kernels that torch.compile fuses is not known in advance: only a range"
     account = projection.today.facts.breakdown
     low = _played_ratio(projection, projection.today.work.of("pointwise", "normalization", "reduction"), FUSED_AWAY)
@@ -91,28 +91,30 @@ def _ranged(projection: Projection, low: float, high: float, words: str) -> Proj
     return ranged.doubted(0.0, words).reached(low / middle, high / middle)
 
 
-def _played_ratio(projection: Projection, chosen: np.ndarray, remains: float) -> float:
+def _played_ratio(projection: Projection, mask: np.ndarray, remains: float) -> float:
     """Of the window in which that share of the chosen rows of the device's work remains."""
     work = projection.today.work
     factor = np.ones(len(work.timeline))
-    factor[work.rows[chosen]] = remains
+    factor[work.rows[mask]] = remains
     return projection.today.played_with_us(Changes(device_factor=factor)) / projection.today.played.step_us
 
 
 MOVED = 0.5  # of the bytes remain
-_KEPT = re.compile(r"softmax|layer_?norm|nll|loss|exp|pow", re.IGNORECASE)  # autocast keeps these in fp32
+_FULL_PRECISION = re.compile(r"softmax|layer_?norm|nll|loss|exp|pow", re.IGNORECASE)  # autocast keeps these in fp32
 
 
 def amp(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Mixed precision: "bf16" or "fp16"."""
     if not projection.today.on_gpu:
-        raise Refused("the speedup of 16 bits on a CPU depends on its instruction set, for which there is no formula")
+        raise NoPrediction(
+            "the speedup of 16 bits on a CPU depends on its instruction set, for which there is no formula"
+        )
     if value not in ("bf16", "fp16"):
-        raise Refused("the cost of turning mixed precision off is not predicted")
+        raise NoPrediction("the cost of turning mixed precision off is not predicted")
     peaks = _peaks(projection)
     fast = peaks.fp16_tflops if value == "fp16" else peaks.bf16_tflops
     if fast is None:
-        raise Refused(f"{projection.today.run.device.name} has no {value} units; its 16-bit format is fp16")
+        raise NoPrediction(f"{projection.today.run.device.name} has no {value} units; its 16-bit format is fp16")
     full, gain = fast / peaks.fp32_tflops, fast / (peaks.tf32_tflops or peaks.fp32_tflops)
     fp32, tf32, moved = _classes(projection)
     best, least = np.ones(len(moved)), np.ones(len(moved))
@@ -126,12 +128,12 @@ def amp(projection: Projection, value: str, evidence: PriorEvidence) -> Projecti
 def tf32(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """fp32 matrix products on the matrix units, with fewer digits."""
     if not projection.today.on_gpu:
-        raise Refused("TF32 is a number format of NVIDIA's GPUs")
+        raise NoPrediction("TF32 is a number format of NVIDIA's GPUs")
     if not is_on(value):
-        raise Refused("the cost of turning TF32 off is not predicted")
+        raise NoPrediction("the cost of turning TF32 off is not predicted")
     peaks = _peaks(projection)
     if peaks.tf32_tflops is None or "AMD" in projection.today.run.device.name:
-        raise Refused(f"{projection.today.run.device.name} has no TF32 units that PyTorch can switch")
+        raise NoPrediction(f"{projection.today.run.device.name} has no TF32 units that PyTorch can switch")
     gain = peaks.tf32_tflops / peaks.fp32_tflops
     fp32, _, _ = _classes(projection)
     words = f"fp32 matmuls: speedup up to {factor(gain)}×"
@@ -154,7 +156,7 @@ def _peaks(projection: Projection) -> Peaks:
     name = projection.today.run.device.name
     peaks = peaks_of(name)
     if peaks is None:
-        raise Refused(f"the peaks of {name} per number format are not known")
+        raise NoPrediction(f"the peaks of {name} per number format are not known")
     return peaks
 
 
@@ -168,9 +170,9 @@ def _classes(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndarray
     formats = {name: reading(str(name)).numbers for name in set(names.tolist())}
     of = np.array([formats[name] for name in names.tolist()], dtype=object)
     matrix = work.of("matrix", "attention")
-    kept = np.array([_KEPT.search(str(name)) is not None for name in names.tolist()], dtype=bool)
+    in_full = np.array([_FULL_PRECISION.search(str(name)) is not None for name in names.tolist()], dtype=bool)
     narrow = of == "narrow"
-    moved = work.of("pointwise", "normalization", "reduction", "layout") & ~kept & ~narrow
+    moved = work.of("pointwise", "normalization", "reduction", "layout") & ~in_full & ~narrow
     return matrix & (of == "fp32"), matrix & (of == "tf32"), moved
 
 
@@ -196,7 +198,7 @@ def _inside(today: Baseline) -> Inside:
     timeline, account, time = today.run.timeline, today.facts.breakdown, today.facts.optimizer_us
     work = today.facts.optimizer
     if timeline is None or account is None or time is None or work is None or not len(work.step_times):
-        raise Refused("the trace has no optimizer step")
+        raise NoPrediction("the trace has no optimizer step")
     plain = work.name == "SGD" and not work.has_momentum
     name = "aten::add_" if plain else "aten::mul_"
     once = 2 if work.name == "AdamW" else 1  # the decay and the mean of squares; the others have one
@@ -237,17 +239,17 @@ def fused_optimizer(projection: Projection, value: str, evidence: PriorEvidence)
     if is_on(value) == fused:
         return projection.as_it_is(f"the optimizer is already {'fused' if fused else 'not fused'}")
     if fused:
-        raise Refused("a fused optimizer does not show what an unfused one takes")
+        raise NoPrediction("a fused optimizer does not show what an unfused one takes")
     moved = inside.work.update_bytes
     if moved is None:
-        raise Refused(f"the bytes that a fused {name} moves are not known")
+        raise NoPrediction(f"the bytes that a fused {name} moves are not known")
     share = moved.fused_fraction
     if projection.today.on_gpu:
         changes = _scaled(projection.today, inside, device=share, host=FUSED_HOST)
         words = f"a fused {name} moves {percent(share)} of the bytes, with few launches"
         return replace(projection, changes=projection.changes.and_also(changes)).doubted(FUSED_SD, words)
     if inside.pass_us is None:
-        raise Refused(f"the operators of {name} do not show the time of one pass over its parameters")
+        raise NoPrediction(f"the operators of {name} do not show the time of one pass over its parameters")
     after = min(inside.time_us, _overhead_us(inside) + moved.fused_bytes / inside.pass_bytes * inside.pass_us)
     words = (
         f"the optimizer takes {duration(inside.time_us)} of a step; fused, about {duration(after)}: one pass over the "
@@ -265,7 +267,7 @@ def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> P
     if rounds == 1:
         return projection.as_it_is("each batch is already a step")
     inside = _inside(projection.today)
-    kept = 1 - 1 / rounds
+    share_saved = 1 - 1 / rounds
     aside = ASIDE_BYTES / _moved_bytes(inside.work)
     words = f"the optimizer ({duration(inside.time_us)} of a step) runs once per {rounds} batches"
     if projection.today.on_gpu:
@@ -273,7 +275,7 @@ def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> P
         return replace(projection, changes=projection.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)
     put_us = ASIDE_BYTES / inside.pass_bytes * inside.pass_us if inside.pass_us is not None else aside * inside.time_us
     put_us += _overhead_us(inside)
-    saved = kept * inside.time_us - put_us
+    saved = share_saved * inside.time_us - put_us
     return replace(projection, saved_us=projection.saved_us + saved).doubted(ACCUMULATE_SD, words)
 
 
@@ -291,9 +293,9 @@ def _moved_bytes(work: OptimizerWork) -> int:
 
 def _scaled(today: Baseline, inside: Inside, *, device: float, host: float) -> Changes:
     """The work that the optimizer launched, and the host's time in it, as shares that remain."""
-    work, held = today.work, inside.work.step_times
+    work, update_times = today.work, inside.work.step_times
     launched = work.call >= 0
-    theirs = work.rows[launched][covers(held, work.timeline.start_ns[work.call[launched]])]
+    theirs = work.rows[launched][covers(update_times, work.timeline.start_ns[work.call[launched]])]
     factor = np.ones(len(work.timeline))
     factor[theirs] = min(1.0, device)
-    return Changes(device_factor=factor, host=((held, min(1.0, host)),))
+    return Changes(device_factor=factor, host=((update_times, min(1.0, host)),))

@@ -20,7 +20,7 @@ from gpulab.intervals import Intervals, clip, intersect, measure, paint, union
 from gpulab.prediction import batches, kernels
 from gpulab.prediction.prediction import NOTHING, TO_TRY, Prediction, PriorEvidence, Removal, recalibrated
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Z_975, Baseline, Projection, Refused, plan_of
+from gpulab.prediction.step import Z_975, Baseline, NoPrediction, Projection, plan_of
 from gpulab.run import Int64, Timeline
 from gpulab.timeline.labels import WAITS, What, labels
 
@@ -72,48 +72,48 @@ _ORDER = {name: place for place, name in enumerate(PREDICTORS)}
 class Predictor:
     """Predictions from one run: what they find out of its step serves them all.
 
-    None of them raises: `Prediction.refused` says why nothing is predicted. `refused`: why nothing is for any change;
+    None of them raises: `Prediction.refused` says why nothing is predicted. `refusal`: why nothing is for any change;
     empty where the run's step is known.
     """
 
     def __init__(self, facts: Facts, evidence: PriorEvidence = NOTHING) -> None:
         self._evidence = evidence
         self._plan: Projection | None = None
-        self.refused = ""
+        self.refusal = ""
         try:
             self._plan = plan_of(facts)
-        except Refused as why:
-            self.refused = str(why)
+        except NoPrediction as why:
+            self.refusal = str(why)
 
     def of(self, settings: Mapping[str, str]) -> Prediction:
         """What these settings would bring.
 
-        The interval is the formula's own, made wider or narrower by the errors of `knobs_named(settings)`.
+        The interval is the formula's own, made wider or narrower by the errors of `knob_names(settings)`.
         """
         try:
             predicted = self._projected(settings)
-        except Refused as why:
-            return refused(settings, str(why))
-        return _telling(recalibrated(predicted, self._evidence.errors.get(knobs_named(settings), ())))
+        except NoPrediction as why:
+            return refusal(settings, str(why))
+        return _telling(recalibrated(predicted, self._evidence.errors.get(knob_names(settings), ())))
 
     def _projected(self, settings: Mapping[str, str]) -> Prediction:
         """Raises Refused, also where the step has to be played again and the GPU's work was not recorded."""
         if self._plan is None:
-            raise Refused(self.refused)
+            raise NoPrediction(self.refusal)
         projection, memories = self._plan, set()
         for name in sorted(settings, key=lambda n: _ORDER.get(n, len(_ORDER))):
             formula = PREDICTORS.get(name, f"there is no formula for another {name}")
             if isinstance(formula, str):
-                raise Refused(formula)
+                raise NoPrediction(formula)
             memories.add(formula.memory)
             try:
                 projection = formula.apply(projection, settings[name], self._evidence)
             except ValueError:
-                raise Refused(f"{name}={settings[name]} is no value of this setting") from None
+                raise NoPrediction(f"{name}={settings[name]} is no value of this setting") from None
         if not settings:
-            raise Refused("nothing is changed")
+            raise NoPrediction("nothing is changed")
         if len(projection.already) == len(settings):
-            raise Refused(f"nothing changes: {'; '.join(projection.already)}")
+            raise NoPrediction(f"nothing changes: {'; '.join(projection.already)}")
         middle, low, high = projection.ratio()
         memory_ratio, memory_basis = _memory(projection, memories)
         return Prediction(
@@ -136,13 +136,13 @@ class Predictor:
         """
         try:
             if not len(times):
-                raise Refused("when exactly it happens was not recorded")
+                raise NoPrediction("when exactly it happens was not recorded")
             if self._plan is None:
-                raise Refused(self.refused)
+                raise NoPrediction(self.refusal)
             without = _without_waits if removal == "waits" else _without_pauses
             predicted = without(self._plan.today, times)
-        except Refused as why:
-            return refused({}, str(why))
+        except NoPrediction as why:
+            return refusal({}, str(why))
         return recalibrated(predicted, self._evidence.errors.get(key, ()))
 
 
@@ -160,15 +160,15 @@ def _telling(prediction: Prediction) -> Prediction:
         return prediction
     speedup = f"{number(1 / high)}× to {number(1 / low)}×"
     why = f"{TO_TRY}this run allows a speedup of {speedup}, which is too wide to be useful"
-    return refused(prediction.settings, why)
+    return refusal(prediction.settings, why)
 
 
-def refused(settings: Mapping[str, str], why: str) -> Prediction:
+def refusal(settings: Mapping[str, str], why: str) -> Prediction:
     """A prediction that says only why there is none."""
     return Prediction(dict(settings), None, None, "", refused=why)
 
 
-def knobs_named(settings: Mapping[str, str]) -> str:
+def knob_names(settings: Mapping[str, str]) -> str:
     """Under which name the scoreboard keeps such predictions: "workers", "amp + workers"."""
     return " + ".join(sorted(settings))
 
@@ -231,7 +231,7 @@ def _loop(today: Baseline) -> tuple[Int64, Int64]:
     """Begin and end of each counted step, with the time up to the next step."""
     steps, rows = today.run.steps, today.facts.selection.rows
     if not len(rows):
-        raise Refused("no step was measured without the profiler")
+        raise NoPrediction("no step was measured without the profiler")
     following = np.minimum(rows + 1, len(steps) - 1)
     end = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
     return steps.start_ns[rows], np.maximum(end, steps.end_ns[rows])
@@ -240,12 +240,12 @@ def _loop(today: Baseline) -> tuple[Int64, Int64]:
 def _without_waits(today: Baseline, times: Intervals) -> Prediction:
     timeline = today.run.timeline
     if timeline is None:
-        raise Refused("there is no trace that shows the waits")
+        raise NoPrediction("there is no trace that shows the waits")
     if not today.on_gpu:
         return _without_traced(today, times)
     rows = _waiting_rows(timeline, times)
     if not len(rows):
-        raise Refused("the trace shows no call that waits for the GPU there")
+        raise NoPrediction("the trace shows no call that waits for the GPU there")
     ratio = min(1.0, today.played_with_us(Changes(free_waits=rows)) / today.played.step_us)
     off = Z_975 * float(np.hypot(REPLAY_SD, today.sampling_sd))
     words = f"Replay of the traced steps without the wait in {plural(len(rows), 'call')}"
@@ -256,9 +256,9 @@ def _without_traced(today: Baseline, times: Intervals) -> Prediction:
     """On a CPU nothing runs beside the training thread: what falls away in the profiled steps is gained in all."""
     account = today.facts.breakdown
     if account is None or not account.steps:
-        raise Refused("there is no traced step")
+        raise NoPrediction("there is no traced step")
     if today.on_gpu or not len(intersect(times, account.covered)):
-        raise Refused("none of this time lies in the measured steps")
+        raise NoPrediction("none of this time lies in the measured steps")
     shares = [measure(clip(times, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in account.steps]
     ratio = 1 - float(np.median(shares))
     off = Z_975 * (float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD)

@@ -94,8 +94,8 @@ def recalibrated(prediction: Prediction, errors: Sequence[float]) -> Prediction:
 
 
 def _scale(sizes: np.ndarray, half: float) -> float:
-    seen = float(np.max(sizes) if len(sizes) < 20 else np.percentile(sizes, 95))
-    scale = (PRIOR + len(sizes) * seen / half) / (PRIOR + len(sizes))
+    typical_error = float(np.max(sizes) if len(sizes) < 20 else np.percentile(sizes, 95))
+    scale = (PRIOR + len(sizes) * typical_error / half) / (PRIOR + len(sizes))
     return min(max(scale, NARROWEST), WIDEST)
 
 

@@ -51,7 +51,7 @@ HIDDEN = 0.9
 MOST_TASKS = 20_000
 
 
-class Refused(Exception):
+class NoPrediction(Exception):
     """The evidence does not carry a prediction; the reason in plain words, without a full stop."""
 
 
@@ -81,7 +81,7 @@ class Baseline(Struct, frozen=True, dict=True):
         """Raises Refused where no step was measured."""
         step = facts.typical_step_us
         if step is None or step.median <= 0:
-            raise Refused("no complete step was measured")
+            raise NoPrediction("no complete step was measured")
         wait = facts.data_wait_us.median if facts.data_wait_us is not None else 0.0
         counts = facts.run.steps.batch_count
         return cls(facts, step, min(wait, step.median), max(1.0, float(np.median(counts))) if len(counts) else 1.0)
@@ -110,10 +110,10 @@ class Baseline(Struct, frozen=True, dict=True):
         """
         work = self.facts.work or device_work(self.run.timeline, self.facts.breakdown)
         if self.replay is None or work is None:
-            raise Refused("there is no trace of the GPU's kernels")
+            raise NoPrediction("there is no trace of the GPU's kernels")
         without_us = self.played_with_us(Changes(device_factor=np.zeros(len(work.timeline))))
         if self.played.busy_fraction > HIDDEN and without_us > HIDDEN * self.played.step_us:
-            raise Refused("the GPU is always busy, but the trace does not show where the program waits for it")
+            raise NoPrediction("the GPU is always busy, but the trace does not show where the program waits for it")
         return work
 
     @property
@@ -128,11 +128,11 @@ class Baseline(Struct, frozen=True, dict=True):
             return None
         account = self.facts.breakdown
         if account is None or account.device_index is None:
-            raise Refused("there is no trace of the GPU's work to replay")
+            raise NoPrediction("there is no trace of the GPU's work to replay")
         try:
             return Replay(self.run, account.device_index, MOST_TASKS)
         except ValueError as e:
-            raise Refused(str(e)) from None
+            raise NoPrediction(str(e)) from None
 
     @cached_property
     def played(self) -> Played:

@@ -14,7 +14,7 @@ from gpulab.capture.gpu import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
 from gpulab.formatting import settings_words
 from gpulab.knobs.loader_options import BATCH_SIZE
-from gpulab.prediction.predict import knobs_named, predict, refused
+from gpulab.prediction.predict import knob_names, predict, refusal
 from gpulab.prediction.prediction import Prediction, PriorEvidence
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import Record, Scoreboard
@@ -40,7 +40,7 @@ class ArmPredictions(Struct):
         changed = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
         strange = [d.name for d in changed.values() if d.knob is None and not names_batch(d)]
         if strange:
-            return refused(settings, f"the effect of another {strange[0]} is not predictable")
+            return refusal(settings, f"the effect of another {strange[0]} is not predictable")
         new = {BATCH if names_batch(d) else d.name: d.text for d in changed.values()}
         before = {
             BATCH if names_batch(d) else d.name: str(d.current) for d in changed.values() if d.current is not None
@@ -115,7 +115,7 @@ def _record(comparison: Comparison) -> Record | None:
         return None
     return Record(
         when=prediction_log.now(),
-        knob=knobs_named(names),
+        knob=knob_names(names),
         value=settings_words(changed),
         predicted=prediction.ratio,
         predicted_interval=prediction.interval,

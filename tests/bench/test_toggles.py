@@ -12,7 +12,7 @@ from gpulab.bench import toggles as toggles_module
 from gpulab.bench.toggles import Toggle, data, expected_words, toggles_of
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.prediction.predict import Predictor, refused
+from gpulab.prediction.predict import Predictor, refusal
 from gpulab.prediction.prediction import Prediction
 from tests.knobs.scenes import loading
 from tests.support.comparisons import as_written
@@ -78,7 +78,7 @@ def test_without_expectations_the_diagnosis_orders(monkeypatch: pytest.MonkeyPat
     causes: list[Finding] = [Finding(key, "", (), 1.0, "measured") for key in ("cpu_shared", "cpu_preprocessing")]
     found = Diagnosis((*causes,), (), 1.0)
     monkeypatch.setattr(toggles_module, "diagnosis_for_report", lambda *_: found)
-    monkeypatch.setattr(Predictor, "of", lambda _, settings: refused(settings, "too wide"))
+    monkeypatch.setattr(Predictor, "of", lambda _, settings: refusal(settings, "too wide"))
     toggles, why = toggles_of(KNOBS.values(), SCENE, as_written().facts)
     assert why == "No expectations: the machine was contended while this was measured."
     assert [t.knob.name for t in toggles[:2]] == ["workers", "cache"] and sum(t.folded for t in toggles) > 2
@@ -90,7 +90,7 @@ def test_without_expectations_the_diagnosis_orders(monkeypatch: pytest.MonkeyPat
 def test_a_gain_that_the_cell_cannot_earn_stands_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     gains = {"cache": Prediction({"cache": "on"}, 0.1, (0.05, 0.2), "", setup_s=18.0)}
     gains["workers"] = Prediction({"workers": "2"}, 0.5, (0.4, 0.6), "")
-    monkeypatch.setattr(Predictor, "of", lambda _, s: gains[n] if (n := next(iter(s))) in gains else refused(s, ""))
+    monkeypatch.setattr(Predictor, "of", lambda _, s: gains[n] if (n := next(iter(s))) in gains else refusal(s, ""))
     toggles, _ = toggles_of(KNOBS.values(), SCENE, as_written().facts)
     assert toggles[0].knob.name == "workers" and toggles[1].knob.name != "cache"
     shown = {str(d["name"]): d for d in data(toggles, SCENE, {}, {})}
