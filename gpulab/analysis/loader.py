@@ -10,13 +10,18 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.steps import loaded_ahead, select
+from gpulab.formatting import duration, percent
 from gpulab.intervals import clip, covers, measure, union
-from gpulab.run import Batches, Float64, Int64, Run
+from gpulab.run import Batches, Float64, Int64, Run, StepFlag
 from gpulab.timeline.labels import What, labels
 
 LEAST_PART = 0.01  # ours: of a batch's time: of less, nobody can say how much was waiting
 _MOSTLY = 0.5  # ours: what takes half of a batch's time decides what its workers need
 FEWEST = 3  # ours: batches for a median
+SMALLEST_PART, SMALLEST_WAIT = (
+    0.01,
+    0.05,
+)  # ours, of a batch: less is left out of the sentence
 
 Rows = np.ndarray  # of bool, one per batch
 _READ, _TRANSFORM, _COLLATE = range(3)
@@ -305,6 +310,56 @@ def waiting_for_core_us(inside: LoadingFacts) -> float:
 def mostly_waits(inside: LoadingFacts) -> bool:
     """At least half of the time to make a batch is waiting for a disk, a network or a lock: it needs no core."""
     return times_by_cause(inside)["storage_bound"] >= _MOSTLY * inside.batch_us
+
+
+def making(inside: LoadingFacts) -> str:
+    """How long a batch takes to make and what that goes to, in words."""
+    parts = {
+        "read": inside.read_us,
+        "transform": inside.transform_us,
+        "collate": inside.collate_us,
+        "pin memory": inside.pin_us or 0.0,
+    }
+    waits = {
+        "blocked on I/O or locks": times_by_cause(inside)["storage_bound"],
+        "waiting for a free core": waiting_for_core_us(inside),
+    }
+    whole_us = inside.batch_us
+    split = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= SMALLEST_PART * whole_us)
+    waiting = [f"{percent(us / whole_us)} is {what}" for what, us in waits.items() if us >= SMALLEST_WAIT * whole_us]
+    of_this = f". Of this, {' and '.join(waiting)}" if waiting else ""
+    return f"loading one batch takes {duration(whole_us)} (median of {sampled(inside)}): {split}{of_this}"
+
+
+def sampled(inside: LoadingFacts) -> str:
+    """Of how many batches the figures speak, and out of how many."""
+    few = f" timed, out of {inside.of_batches:,}" if inside.batches < inside.of_batches else ""
+    return f"{inside.batches:,}{few}"
+
+
+class EpochStarts(Struct, frozen=True):
+    """Rows of the steps that begin an epoch, without the very first; how much longer each waits than others do.
+
+    `begins`: all steps that begin one, also cut ones.
+    """
+
+    begins: int
+    rows: Int64
+    longer_us: Float64
+
+
+def epoch_starts(run: Run, inside: LoadingFacts | None) -> EpochStarts | None:
+    """None without a second epoch. What making its first batch takes is no part of the longer wait."""
+    steps = run.steps
+    fresh = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
+    whole = (steps.flags & StepFlag.PARTIAL) == 0
+    again = fresh[whole[fresh]][1:] if len(fresh) and fresh[0] == 0 else fresh[whole[fresh]]
+    if not len(again):
+        return None
+    others = np.setdiff1d(np.flatnonzero(whole), fresh)
+    usual_ns = float(np.median(steps.data_wait_ns[others])) if len(others) else 0.0
+    making_us = inside.batch_us if inside is not None else 0.0
+    return EpochStarts(len(fresh), again, np.maximum(0.0, (steps.data_wait_ns[again] - usual_ns) / 1e3 - making_us))
 
 
 def loads_itself(run: Run) -> bool:

@@ -7,7 +7,14 @@ import math
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.loader import LoadingFacts, mostly_waits, times_by_cause, waiting_for_core_us
+from gpulab.analysis.loader import (
+    LoadingFacts,
+    epoch_starts,
+    making,
+    mostly_waits,
+    times_by_cause,
+    waiting_for_core_us,
+)
 from gpulab.analysis.source_lines import (
     LineShare,
     SourceLine,
@@ -183,7 +190,6 @@ _BECAUSE = {
 }
 _BESIDE_MAKING = ("slow_hand_over", "slow_sampler")
 _MANY_TENSORS = 16  # ours: as many as a few fields give have a cost that packing hardly changes
-_LEAST_PART, _LEAST_WAIT = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
 
 
 def _cause(context: RuleContext, key: str) -> Finding | Undetermined | None:
@@ -235,31 +241,6 @@ def _why_not_inside(context: RuleContext) -> str:
         if lacking is None
         else (f"It was not timed: {lacking.reason}")
     )
-
-
-def making(inside: LoadingFacts) -> str:
-    """How long a batch takes to make and what that goes to, in words."""
-    parts = {
-        "read": inside.read_us,
-        "transform": inside.transform_us,
-        "collate": inside.collate_us,
-        "pin memory": inside.pin_us or 0.0,
-    }
-    waits = {
-        "blocked on I/O or locks": times_by_cause(inside)["storage_bound"],
-        "waiting for a free core": waiting_for_core_us(inside),
-    }
-    whole_us = inside.batch_us
-    split = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _LEAST_PART * whole_us)
-    waiting = [f"{percent(us / whole_us)} is {what}" for what, us in waits.items() if us >= _LEAST_WAIT * whole_us]
-    of_this = f". Of this, {' and '.join(waiting)}" if waiting else ""
-    return f"loading one batch takes {duration(whole_us)} (median of {sampled(inside)}): {split}{of_this}"
-
-
-def sampled(inside: LoadingFacts) -> str:
-    """Of how many batches the figures speak, and out of how many."""
-    few = f" timed, out of {inside.of_batches:,}" if inside.batches < inside.of_batches else ""
-    return f"{inside.batches:,}{few}"
 
 
 # -- the line of code --------------------------------------------------------------------------------------------------
@@ -440,15 +421,10 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
     stay = loader is not None and loader.persistent_workers and not loader.remade  # else they end with their loader
     if not context.step_us or context.facts.worker_count == 0 or stay:
         return None
-    fresh = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
-    whole = (steps.flags & StepFlag.PARTIAL) == 0
-    again = fresh[whole[fresh]][1:] if len(fresh) and fresh[0] == 0 else fresh[whole[fresh]]
-    if not len(again) or len(fresh) > _MOST_STEPS * len(steps):
+    starts = epoch_starts(context.run, inside)
+    if starts is None or starts.begins > _MOST_STEPS * len(steps):
         return None
-    others = np.setdiff1d(np.flatnonzero(whole), fresh)
-    usual_ns = float(np.median(steps.data_wait_ns[others])) if len(others) else 0.0
-    making_us = inside.batch_us if inside is not None else 0.0
-    longer_us = np.maximum(0.0, (steps.data_wait_ns[again] - usual_ns) / 1e3 - making_us)
+    again, longer_us = starts.rows, starts.longer_us
     cost_us = float(longer_us.sum()) / len(steps)
     whole_us = max(context.whole_us, context.step_us + cost_us)
     if cost_us < context.thresholds.silence * whole_us:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gpulab.formatting import factor, size
-from gpulab.lessons.check import Checked, NotMeasured, Table, exercise, first_fault, right
+from gpulab.lessons.check import Checked, NotMeasured, Table, exercise, right, wrong
 from gpulab.lessons.digits import Batch, DigitsInMemory
 from gpulab.lessons.figures import BLUE, ORANGE, plot
 from gpulab.lessons.guesses import Question, times
@@ -161,54 +161,51 @@ def check_one_step(one_step: OneStep) -> Checked:
     mine = _Trial(one_step)
     expected = _Trial(as_one_batch)
     first, second = (_times_as_far(m, w) for m, w in zip(mine.moved, expected.moved, strict=True))
-    faults = (
-        (not any(mine.steps), "The optimizer never made its step: call optimizer.step()."),
-        (
-            mine.steps[0] > 1,
+    if not any(mine.steps):
+        return wrong("The optimizer never made its step: call optimizer.step().")
+    if mine.steps[0] > 1:
+        return wrong(
             f"The optimizer made {mine.steps[0]} steps for {BATCHES[0]} batches; expected one: optimizer.step() "
-            "belongs after the loop, not into it.",
-        ),
-        (
-            mine.largest_batch > BATCH_SIZE,
+            "belongs after the loop, not into it."
+        )
+    if mine.largest_batch > BATCH_SIZE:
+        return wrong(
             f"The model was given {mine.largest_batch} samples at once: that is a large batch, with its memory. Give "
-            "it one batch after the other.",
-        ),
-        (
-            mine.most_alive > 1,
+            "it one batch after the other."
+        )
+    if mine.most_alive > 1:
+        return wrong(
             f"The results of {mine.most_alive} batches are kept at once: a sum of losses holds them all until "
-            "backward(). That is the memory of the large batch. Call backward() for each batch.",
-        ),
-        (
-            not mine.moved[0].any(),
+            "backward(). That is the memory of the large batch. Call backward() for each batch."
+        )
+    if not mine.moved[0].any():
+        return wrong(
             "The optimizer made its step, but there were no gradients: zero_grad() comes before the loop, backward() "
-            "into it, step() after it.",
-        ),
-        (
-            _is(first, BATCHES[0]),
+            "into it, step() after it."
+        )
+    if _is(first, BATCHES[0]):
+        return wrong(
             f"The step goes the right way and {BATCHES[0]} times too far: each loss is a mean over its own batch, and "
-            "their gradients add up. Divide each loss by the number of batches, len(batches).",
-        ),
-        (
-            first is None,
+            "their gradients add up. Divide each loss by the number of batches, len(batches)."
+        )
+    if first is None:
+        return wrong(
             "The step goes another way than with one large batch. Does every batch count? optimizer.zero_grad() inside "
-            "the loop throws away what the batches before have added.",
-        ),
-        (
-            not _is(first, 1),
-            f"The step goes the right way, but {factor(first or 0.0)} times as far as with one large batch.",
-        ),
-        (
-            _is(second, BATCHES[1] / BATCHES[0]),
+            "the loop throws away what the batches before have added."
+        )
+    if not _is(first, 1):
+        return wrong(f"The step goes the right way, but {factor(first or 0.0)} times as far as with one large batch.")
+    if _is(second, BATCHES[1] / BATCHES[0]):
+        return wrong(
             f"With {BATCHES[0]} batches it is right, with {BATCHES[1]} it is not: divide by the number of batches that "
-            "were given, len(batches).",
-        ),
-        (
-            not _is(second, 1),
+            "were given, len(batches)."
+        )
+    if not _is(second, 1):
+        return wrong(
             "The first call is right, the second is not: gradients of the first are still there and are added. Call "
-            "optimizer.zero_grad() once per call.",
-        ),
-    )
-    return first_fault(faults) or right(
+            "optimizer.zero_grad() once per call."
+        )
+    return right(
         f"{BATCHES[0]} batches of {BATCH_SIZE} samples moved the weights exactly as one batch of "
         f"{BATCHES[0] * BATCH_SIZE}. No two of them had their results in memory at once."
     )

@@ -174,14 +174,6 @@ def is_unanswered(answer: object) -> bool:
     return answer is ... or answer is None
 
 
-Faults = Sequence[tuple[bool, str]]  # whether each is there, in the order in which to name them, and its hint
-
-
-def first_fault(faults: Faults) -> Checked | None:
-    """Wrong with the hint of the first that is there; None where none is."""
-    return next((wrong(hint) for is_there, hint in faults if is_there), None)
-
-
 # -- what an answer computes -------------------------------------------------------------------------------------------
 
 Case = tuple[Any, ...]

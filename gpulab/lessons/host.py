@@ -21,7 +21,6 @@ from gpulab.lessons.check import (
     check_speed,
     exercise,
     fault,
-    first_fault,
     right,
     wrong,
 )
@@ -172,36 +171,33 @@ def check_loop(my_loop: Any) -> Checked:
     kind = "tensors" if isinstance(strange, Tensor) else f"a {type(strange).__name__}"
     values = [float(value) for value in logs] if strange is None else []
     late = [at for number, at in enumerate(logged_at, start=1) if at >= (number + 1) * LOG_EVERY]
-    faults = (
-        (
-            len(logs) != STEPS // LOG_EVERY,
+    if len(logs) != STEPS // LOG_EVERY:
+        return wrong(
             f"It logs {len(logs)} values for {STEPS} steps; expected {STEPS // LOG_EVERY}: the mean loss of every "
-            f"{LOG_EVERY} steps.",
-        ),
-        (strange is not None, f"It logs {kind}. A log wants a number: read it once, when ten steps are over."),
-        (
-            not torch.allclose(weights_of(model), weights_of(reference), rtol=1e-5, atol=1e-6),
-            "The weights are not what the given loop trains: every batch needs zero_grad, backward and step.",
-        ),
-        (
-            not np.allclose(values, expected, rtol=1e-4) if len(values) == len(expected) else False,
-            f"The first value is {values[0] if values else 0.0:.4f}, and the mean loss of the first ten steps is "
+            f"{LOG_EVERY} steps."
+        )
+    if strange is not None:
+        return wrong(f"It logs {kind}. A log wants a number: read it once, when ten steps are over.")
+    if not torch.allclose(weights_of(model), weights_of(reference), rtol=1e-5, atol=1e-6):
+        return wrong("The weights are not what the given loop trains: every batch needs zero_grad, backward and step.")
+    if not np.allclose(values, expected, rtol=1e-4):
+        return wrong(
+            f"The first value is {values[0]:.4f}, and the mean loss of the first ten steps is "
             f"{expected[0]:.4f}. Is it the mean of all ten losses, not the last one alone? And is the sum set to zero "
-            "after each log?",
-        ),
-        (
-            len(reads) > 2 * len(logs),
+            "after each log?"
+        )
+    if len(reads) > 2 * len(logs):
+        return wrong(
             f"It reads numbers from the device {len(reads)} times ({', '.join(sorted(set(reads)))}) for {len(logs)} "
             "values. On a GPU each read waits until all launched kernels have ended. Add the losses up as tensors "
-            "(loss.detach()), and read the sum once.",
-        ),
-        (
-            bool(late),
-            f"The values are right, but one is logged only after {late[0] if late else 0} steps. Log each as soon as "
-            "its ten steps are over.",
-        ),
-    )
-    return first_fault(faults) or right(f"{plural(len(reads), 'read')} for {STEPS} steps, the same weights and means.")
+            "(loss.detach()), and read the sum once."
+        )
+    if late:
+        return wrong(
+            f"The values are right, but one is logged only after {late[0]} steps. Log each as soon as "
+            "its ten steps are over."
+        )
+    return right(f"{plural(len(reads), 'read')} for {STEPS} steps, the same weights and means.")
 
 
 def slow_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[..., Any]) -> None:

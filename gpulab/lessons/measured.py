@@ -6,6 +6,7 @@ By name, so that a guess or an answer written later is still held against the ex
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
@@ -41,6 +42,7 @@ AGAIN, AGAIN_S = " again", 60.0  # the name and the time of what measures anew w
 BLOCKS_SHARE = 0.7  # of that time; the rest is a run of the setting with its trace
 MOST_PAIRS = 30  # as many as an experiment runs of itself
 ONE_OF_THE_SWEEP = "Put one of the values tried in place of the dots, then run that cell and this one again."
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "conv2d")
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
 
 Parameters = ParamSpec("Parameters")
@@ -122,6 +124,22 @@ def working_shares(name: str) -> dict[str, float]:
     """The same of every side of the experiment of that name, by its label; without what is not known."""
     shares = {side.label: working_share(side.facts) for side in latest_experiment(name).sides}
     return {label: share for label, share in shares.items() if share is not None}
+
+
+def product_share(figures: Facts | None) -> float | None:
+    """The share of the profiled steps, 0 to 1, that goes to matrix products and convolutions; None: not measured."""
+    if figures is None or not figures.operators:
+        return None
+    rows = [row for row in figures.operators if _is_product(row.name)]
+    if figures.trace is None:
+        return math.fsum(row.share for row in rows)
+    step_us = figures.traced_step_us
+    return None if step_us is None else min(1.0, sum(row.device_us or 0.0 for row in rows) / step_us.median)
+
+
+def _is_product(operator: str) -> bool:
+    name = re.sub("^aten::_*(mkldnn_|cudnn_|thnn_|slow_)?|(_forward|_backward)$", "", operator)
+    return name in PRODUCTS
 
 
 def waiting_share(name: str, rank: int) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,11 +13,9 @@ from msgspec import Struct, field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.check import (
     Checked,
-    Faults,
     NotMeasured,
     Speed,
     Table,
@@ -30,8 +28,8 @@ from gpulab.lessons.check import (
 from gpulab.lessons.digits import DigitsInMemory
 from gpulab.lessons.figures import BARE, BLUE, GREY, GRID, ORANGE, PALE, Bar, Row, draw_rows, plot
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import latest_experiment, latest_facts, notes
-from gpulab.lessons.training import default_device, one_thread, seeded, weights_of
+from gpulab.lessons.measured import latest_experiment, latest_facts, notes, product_share
+from gpulab.lessons.training import RecordingScaler, default_device, one_thread, seeded
 from gpulab.verdict import is_decided
 from gpulab.views.waiting import waiting
 
@@ -41,13 +39,6 @@ if TYPE_CHECKING:
 AmpStep: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Tensor, Tensor], object]
 
 LOSS_WEIGHT = 1e-4  # of the loss whose gradients vanish
-PRODUCTS = frozenset(  # operators that autocast computes in 16 bits, forward and backward, as a trace names them
-    f"aten::{name}"
-    for name in (
-        *("mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "_slow_conv2d_forward", "thnn_conv2d"),
-        *("cudnn_convolution", "convolution_backward", "_convolution", "convolution", "mkldnn_linear"),
-    )
-)
 _COLOURS = {"fp32": "#222222", "fp16": ORANGE, "fp16, scaled": "#1E7B45", "bf16": BLUE}
 
 
@@ -199,17 +190,6 @@ def _repeated(a: Tensor, b: Tensor, least_s: float = 0.01) -> Callable[[], float
     return lambda: many() / count
 
 
-def product_share(measured: Facts | None) -> float | None:
-    """The share of the profiled steps, 0 to 1, that goes to matrix products and convolutions; None: not measured."""
-    if measured is None or not measured.operators:
-        return None
-    rows = [row for row in measured.operators if row.name in PRODUCTS]
-    step = measured.traced_step_us
-    if measured.trace is None:
-        return sum(row.share for row in rows)
-    return min(1.0, sum(row.device_us or 0.0 for row in rows) / step.median) if step is not None else None
-
-
 def at_most(share: float, times: float) -> float:
     """The speedup of a step where only `share` of it gets the speedup `times`: Amdahl's law."""
     return 1 / (1 - share + share / times)
@@ -347,89 +327,7 @@ def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
 CLIPPED_NORM = 1.0
-FIRST_SCALE = 1024.0
 _NEAR = 0.02  # relative: gradients are of 16 bits
-
-
-class _Bench(torch.amp.GradScaler):
-    """A scaler with a small model and an optimizer, which notes what one call of the reader's function does to them.
-
-    It doubles its scale after each good step, so that a missing update() shows.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device.type, init_scale=FIRST_SCALE, growth_interval=1)
-        with seeded():
-            self.model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.device, self._random, self._by_scaler = device, torch.Generator().manual_seed(0), False
-        self.model.register_forward_hook(self._after_forward)
-        self.optimizer.register_step_post_hook(self._after_step)
-
-    def run(self, amp_step: AmpStep, enlarged: float) -> None:
-        """Call it once with a batch, whose numbers are `enlarged` times as large as usual."""
-        inputs = enlarged * torch.randn(32, 16, generator=self._random)
-        self._targets = torch.randint(4, (32,), generator=self._random).to(self.device)
-        self.calls: list[str] = []  # of the scaler, in order
-        self.forward = False
-        self.autocast: torch.dtype | None = None  # the format of the forward pass
-        self.short_weights = self.backward_in_autocast = False
-        self.stale = False  # gradients of an earlier call were there before the backward pass
-        self.times_scaled: float | None = None  # the gradient that enters the backward pass, over the plain loss's
-        self.norm: float | None = None  # of the gradients of all weights together, when scaler.step was called
-        self.own_steps, self.error = 0, ""  # of the optimizer, not by the scaler
-        before, self.scale_before = weights_of(self.model), self.get_scale()
-        try:
-            amp_step(self.model, self.optimizer, self, inputs.to(self.device), self._targets)
-        except Exception as e:
-            self.error = f"{type(e).__name__}: {e}"
-        self.weights = weights_of(self.model).float().cpu()
-        self.moved = not torch.equal(before.cpu(), self.weights)
-
-    def _norm(self) -> float:
-        gradients = [p.grad.flatten().float() for p in self.model.parameters() if p.grad is not None]
-        return float(torch.cat(gradients).norm()) if gradients else 0.0
-
-    def _after_forward(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        kind = self.device.type
-        self.forward = True
-        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        self.short_weights |= any(p.dtype is not torch.float32 for p in module.parameters())
-        if not output.requires_grad:
-            return
-        with torch.autocast(kind, enabled=False):
-            plain = functional.softmax(output.detach().float(), -1)
-            plain = (plain - functional.one_hot(self._targets, plain.shape[-1])) / len(plain)
-
-        def entering(gradient: Tensor) -> None:
-            self.times_scaled = float(gradient.float().norm() / plain.norm())
-            self.backward_in_autocast = torch.is_autocast_enabled(kind)
-            self.stale = self._norm() > 0
-
-        output.register_hook(entering)  # type: ignore[no-untyped-call]
-
-    def _after_step(self, *_: object) -> None:
-        self.own_steps += not self._by_scaler
-
-    def scale(self, outputs: Any) -> Any:
-        self.calls.append("scale")
-        return super().scale(outputs)
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        self.calls += [] if self._by_scaler else ["unscale_"]
-        super().unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        self.calls.append("step")
-        self.norm, self._by_scaler = self._norm(), True
-        try:
-            return super().step(optimizer, *args, **kwargs)
-        finally:
-            self._by_scaler = False
-
-    def update(self, new_scale: float | Tensor | None = None) -> None:
-        self.calls.append("update")
-        super().update(new_scale)
 
 
 _BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients must be clipped; the last overflows
@@ -439,14 +337,13 @@ _BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients 
 def check_amp_step(amp_step: Any) -> Checked:
     """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
     device = default_device()
-    mine, expected = _Bench(device), _Bench(device)
-    raw_norms: list[float] = []
+    mine, expected = RecordingScaler(device), RecordingScaler(device)
     for count, enlarged in enumerate(_BATCHES, start=1):
-        expected.run(_reference(raw_norms), enlarged)
+        expected.run(_right_step, enlarged)
         mine.run(amp_step, enlarged)
         overflows = count == len(_BATCHES)
-        faults = _faults_of_overflow(mine) if overflows else _faults(mine, raw_norms[-1])
-        problem = next((words for is_there, words in faults if is_there), "")
+        faults = _faults_of_overflow(mine) if overflows else _faults(mine, expected.raw_norm)
+        problem = next(faults, "")
         if not problem and not torch.allclose(mine.weights, expected.weights, rtol=1e-3, atol=1e-5):
             problem = "The order is right, but the weights moved in another way than clipped gradients move them."
         if problem:
@@ -457,28 +354,21 @@ def check_amp_step(amp_step: Any) -> Checked:
     )
 
 
-def _reference(raw_norms: list[float]) -> AmpStep:
-    def step(
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
-        inputs: Tensor,
-        labels: Tensor,
-    ) -> None:
-        with torch.autocast(inputs.device.type, dtype=torch.float16):
-            loss = functional.cross_entropy(model(inputs), labels)
-        optimizer.zero_grad()
-        torch.autograd.backward(scaler.scale(loss))
-        scaler.unscale_(optimizer)
-        raw_norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIPPED_NORM)))
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
+def _right_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, inputs: Tensor, labels: Tensor
+) -> None:
+    with torch.autocast(inputs.device.type, dtype=torch.float16):
+        loss = functional.cross_entropy(model(inputs), labels)
+    optimizer.zero_grad()
+    torch.autograd.backward(scaler.scale(loss))
+    scaler.unscale_(optimizer)
+    scaler.raw_norm = float(nn.utils.clip_grad_norm_(model.parameters(), CLIPPED_NORM))
+    scaler.step(optimizer)
+    scaler.update()
 
 
-def _faults(mine: _Bench, raw_norm: float) -> Faults:
-    """Whether each mistake is there, in the order in which a step is written, and what to say of it."""
+def _faults(mine: RecordingScaler, raw_norm: float) -> Iterator[str]:
+    """What is wrong with a step, in the order in which it is written."""
     calls, scale, times, norm = mine.calls, mine.scale_before, mine.times_scaled or 0.0, mine.norm
     does_not_run = f"It does not run. {mine.error}"
     clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIPPED_NORM:g})"
@@ -486,107 +376,85 @@ def _faults(mine: _Bench, raw_norm: float) -> Faults:
     before_update = calls[: calls.index("update")] if "update" in calls else calls
     before_unscale = calls[: calls.index("unscale_")] if is_unscaled else []
     at_update = 0.0 if norm is None else norm
-    return (
-        (
-            mine.short_weights,
-            "The model's weights are no longer fp32. Leave them: autocast casts copies of them.",
-        ),
-        (not mine.forward, does_not_run if mine.error else "The model was not called: model(inputs)."),
-        (
-            mine.autocast is None,
+    if mine.short_weights:
+        yield ("The model's weights are no longer fp32. Leave them: autocast casts copies of them.")
+    if not mine.forward:
+        yield (does_not_run if mine.error else "The model was not called: model(inputs).")
+    if mine.autocast is None:
+        yield (
             "The forward pass computes in fp32: model and loss belong into "
-            "`with torch.autocast(device.type, dtype=torch.float16):`.",
-        ),
-        (
-            mine.autocast is not torch.float16,
+            "`with torch.autocast(device.type, dtype=torch.float16):`."
+        )
+    if mine.autocast is not torch.float16:
+        yield (
             f"The forward pass computes in {str(mine.autocast).removeprefix('torch.')}. That needs no scaler; use "
-            "float16 here, which does: dtype=torch.float16.",
-        ),
-        (
-            "update" in calls and "step" not in before_update,
-            "scaler.update() comes last: it looks back at whether the gradients of this step overflowed.",
-        ),
-        (
-            "step" in before_unscale,
-            "scaler.unscale_(optimizer) comes after the update of the weights, too late for clipping.",
-        ),
-        (
-            mine.times_scaled is None,
-            does_not_run if mine.error else "There is no backward pass: call backward() on the scaled loss.",
-        ),
-        (
-            mine.backward_in_autocast,
+            "float16 here, which does: dtype=torch.float16."
+        )
+    if "update" in calls and "step" not in before_update:
+        yield ("scaler.update() comes last: it looks back at whether the gradients of this step overflowed.")
+    if "step" in before_unscale:
+        yield ("scaler.unscale_(optimizer) comes after the update of the weights, too late for clipping.")
+    if mine.times_scaled is None:
+        yield (does_not_run if mine.error else "There is no backward pass: call backward() on the scaled loss.")
+    if mine.backward_in_autocast:
+        yield (
             "backward() ran inside autocast. Close that block after the loss: the backward pass uses the formats of "
-            "the forward pass by itself, and PyTorch advises against autocast around it.",
-        ),
-        (
-            _is_near(times, 1),
+            "the forward pass by itself, and PyTorch advises against autocast around it."
+        )
+    if _is_near(times, 1):
+        yield (
             "backward() ran on the plain loss, so small gradients vanish: scaler.scale(loss).backward(). (The scaler "
-            "divides by its scale later in any case, and the update would be too small.)",
-        ),
-        (
-            not _is_near(times, scale),
+            "divides by its scale later in any case, and the update would be too small.)"
+        )
+    if not _is_near(times, scale):
+        yield (
             f"backward() ran on the loss times {factor(times)}, and the scaler's scale is {scale:g}: scale it once, "
-            "with scaler.scale(loss).",
-        ),
-        (
-            mine.stale,
-            "Gradients of an earlier call are still there and are added: optimizer.zero_grad() once per call.",
-        ),
-        (
-            norm == 0,
+            "with scaler.scale(loss)."
+        )
+    if mine.stale:
+        yield ("Gradients of an earlier call are still there and are added: optimizer.zero_grad() once per call.")
+    if norm == 0:
+        yield (
             "No gradients are left at the update: zero_grad() between backward() and the update takes them away. It "
-            "comes before backward().",
-        ),
-        (bool(mine.error), does_not_run),
-        (
-            mine.own_steps > 0,
+            "comes before backward()."
+        )
+    if mine.error:
+        yield (does_not_run)
+    if mine.own_steps > 0:
+        yield (
             "optimizer.step() was called directly. scaler.step(optimizer) does it for you, and leaves the step out "
-            "where gradients overflowed.",
-        ),
-        (norm is None, "The weights do not move: scaler.step(optimizer) is missing."),
-        (
-            not is_unscaled and at_update > 1.5 * raw_norm,
-            f"The gradients are not clipped: first scaler.unscale_(optimizer), then {clip}.",
-        ),
-        (
-            not is_unscaled or at_update < CLIPPED_NORM / 2,
+            "where gradients overflowed."
+        )
+    if norm is None:
+        yield ("The weights do not move: scaler.step(optimizer) is missing.")
+    if not is_unscaled and at_update > 1.5 * raw_norm:
+        yield (f"The gradients are not clipped: first scaler.unscale_(optimizer), then {clip}.")
+    if not is_unscaled or at_update < CLIPPED_NORM / 2:
+        yield (
             "The gradients were clipped while they were still multiplied by the scale, so next to nothing is left of "
-            f"them: scaler.unscale_(optimizer) first, then {clip}.",
-        ),
-        (
-            _is_near(at_update, raw_norm),
-            f"The gradients are unscaled, but not clipped: {clip}, before scaler.step.",
-        ),
-        (
-            not _is_near(at_update, CLIPPED_NORM),
-            f"The gradients' norm is {factor(at_update)} at the update; expected {CLIPPED_NORM:g}: {clip}.",
-        ),
-        ("update" not in calls, "scaler.update() is missing at the end: the scale would never adapt."),
-    )
+            f"them: scaler.unscale_(optimizer) first, then {clip}."
+        )
+    if _is_near(at_update, raw_norm):
+        yield (f"The gradients are unscaled, but not clipped: {clip}, before scaler.step.")
+    if not _is_near(at_update, CLIPPED_NORM):
+        yield (f"The gradients' norm is {factor(at_update)} at the update; expected {CLIPPED_NORM:g}: {clip}.")
+    if "update" not in calls:
+        yield ("scaler.update() is missing at the end: the scale would never adapt.")
 
 
 def _is_near(value: float, expected: float) -> bool:
     return abs(value / expected - 1) <= _NEAR
 
 
-def _faults_of_overflow(mine: _Bench) -> Faults:
+def _faults_of_overflow(mine: RecordingScaler) -> Iterator[str]:
     """The same of a call whose gradients are not finite."""
     start = "With a batch whose gradients overflow"
-    return (
-        (
-            bool(mine.error),
-            f"{start}, it does not run ({mine.error}). The scaler leaves such a step out by itself.",
-        ),
-        (
-            mine.moved or mine.own_steps > 0,
-            f"{start}, the weights moved: leave that decision to scaler.step(optimizer).",
-        ),
-        (
-            mine.get_scale() >= mine.scale_before,
-            f"{start}, the scale stays as it was: call scaler.step and scaler.update in any case.",
-        ),
-    )
+    if mine.error:
+        yield (f"{start}, it does not run ({mine.error}). The scaler leaves such a step out by itself.")
+    if mine.moved or mine.own_steps > 0:
+        yield (f"{start}, the weights moved: leave that decision to scaler.step(optimizer).")
+    if mine.get_scale() >= mine.scale_before:
+        yield (f"{start}, the scale stays as it was: call scaler.step and scaler.update in any case.")
 
 
 # -- what the notebook asks --------------------------------------------------------------------------------------------

@@ -350,15 +350,17 @@ def _choice_hint(trials: Sequence[Pair], most_us: float, choice: object) -> str:
     if choice is None:
         return f"{expected} keeps to the budget."
     mine = next((t for t in trials if t == choice), (math.nan, math.inf))
-    hints = (
-        (math.isinf(mine[1]), "That is not a trial of the table: return the pair (time, loss) itself."),
-        (mine[0] > most_us, f"It takes {mine[0]:g} us per sample, more than the budget."),
-        (math.isnan(mine[1]), "That training diverged: its loss is nan. Leave such trials out first."),
-        (mine[1] == expected[1], f"{expected} has the same loss and is faster."),
-        (expected[0] == most_us, f"{expected} has a lower loss, and taking exactly as long as the budget keeps to it."),
-        (True, f"{expected} has a lower loss and keeps to the budget as well."),
-    )
-    return next(words for is_so, words in hints if is_so)
+    if math.isinf(mine[1]):
+        return "That is not a trial of the table: return the pair (time, loss) itself."
+    if mine[0] > most_us:
+        return f"It takes {mine[0]:g} us per sample, more than the budget."
+    if math.isnan(mine[1]):
+        return "That training diverged: its loss is nan. Leave such trials out first."
+    if mine[1] == expected[1]:
+        return f"{expected} has the same loss and is faster."
+    if expected[0] == most_us:
+        return f"{expected} has a lower loss, and taking exactly as long as the budget keeps to it."
+    return f"{expected} has a lower loss and keeps to the budget as well."
 
 
 HOPELESS, WORTHWHILE = 4.0, 2.5  # times as long as the best: from here on stopped, up to here never

@@ -266,26 +266,24 @@ def _part_hint(my_part: Any, ranks: int) -> str:
         a is not None and b is not None and torch.allclose(a, b)
         for a, b in zip(gradients_of(total, tensors), gradients_of(expected, tensors), strict=True)
     )
-    faults = (
-        (
-            ranks > 1 and torch.allclose(difference, (ranks - 1) * bias),
-            "the last bias is in the sum once for each rank. Let one rank add it, or each a part of it.",
-        ),
-        (torch.allclose(difference, -bias), "the last bias is missing."),
-        (
-            not torch.allclose(total, expected),
+    if ranks > 1 and torch.allclose(difference, (ranks - 1) * bias):
+        return "the last bias is in the sum once for each rank. Let one rank add it, or each a part of it."
+    if torch.allclose(difference, -bias):
+        return "the last bias is missing."
+    if not torch.allclose(total, expected):
+        return (
             f"the sum of all parts differs from the whole block by up to {difference.abs().max().item():.3g}. Which "
             "rows of `first` and which columns of `second` belong together? And has each part its piece of the first "
-            "bias?",
-        ),
-        (
-            most_flops > all_flops / ranks * 1.01,
+            "bias?"
+        )
+    if most_flops > all_flops / ranks * 1.01:
+        return (
             f"the sum is right, but one rank does {percent(most_flops / all_flops)} of the arithmetic, and "
-            f"{percent(1 / ranks)} is its share. Take a part of the weights, not of the result.",
-        ),
-        (not same, "the values are right, their gradients are not."),
-    )
-    return next((words for is_there, words in faults if is_there), "")
+            f"{percent(1 / ranks)} is its share. Take a part of the weights, not of the result."
+        )
+    if not same:
+        return "the values are right, their gradients are not."
+    return ""
 
 
 def _with_flops(work: Callable[[], Any]) -> tuple[Any, int]:

@@ -18,7 +18,6 @@ from gpulab.lessons.check import (
     NotMeasured,
     Speed,
     exercise,
-    first_fault,
     judge_speed,
     right,
     time_pairs,
@@ -58,27 +57,19 @@ def check_loader(my_loader: object, slow_loader: DataLoader[Any], train: Train) 
 
     if not isinstance(my_loader, DataLoader):
         return wrong(f"That is a {type(my_loader).__name__}; expected a DataLoader: DataLoader(digits, …).")
-    faults = (  # what would make the training another one, not only a faster one
-        (
-            my_loader.dataset is not slow_loader.dataset,
-            "It reads another dataset than the loader you were given: the training would learn something else.",
-        ),
-        (
-            my_loader.batch_size != slow_loader.batch_size,
+    if my_loader.dataset is not slow_loader.dataset:
+        return wrong(
+            "It reads another dataset than the loader you were given: the training would learn something else."
+        )
+    if my_loader.batch_size != slow_loader.batch_size:
+        return wrong(
             f"Its batches have {my_loader.batch_size} samples instead of {slow_loader.batch_size}. That is another "
-            "training, and it hides the wait instead of ending it: lesson 05 is about the batch size.",
-        ),
-        (
-            type(my_loader.sampler) is not type(slow_loader.sampler),
-            "It takes the samples in another order (shuffle): keep shuffle=True, or the training learns less.",
-        ),
-        (
-            my_loader.drop_last != slow_loader.drop_last,
-            f"It treats the last, smaller batch differently: keep drop_last={slow_loader.drop_last}.",
-        ),
-    )
-    if checked := first_fault(faults):
-        return checked
+            "training, and it hides the wait instead of ending it: lesson 05 is about the batch size."
+        )
+    if type(my_loader.sampler) is not type(slow_loader.sampler):
+        return wrong("It takes the samples in another order (shuffle): keep shuffle=True, or the training learns less.")
+    if my_loader.drop_last != slow_loader.drop_last:
+        return wrong(f"It treats the last, smaller batch differently: keep drop_last={slow_loader.drop_last}.")
     mine, slow = Feeding(my_loader, train), Feeding(slow_loader, train)
     speed = time_pairs(slow.step_s, mine.step_s, pairs=PAIRS, budget_s=BUDGET_S)
     return _verdict(my_loader.num_workers, speed, mine)

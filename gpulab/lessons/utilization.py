@@ -17,7 +17,7 @@ from gpulab.formatting import difference, percent, rate
 from gpulab.lessons.check import Checked, Mistakes, Note, Table, exercise, fault, right, wrong
 from gpulab.lessons.figures import BLUE, GREY, PALE, Bar, Row, fill_rows, panels, share_row
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import latest_experiment, latest_facts, latest_run, notes, working_share
+from gpulab.lessons.measured import latest_experiment, latest_facts, latest_run, notes, product_share, working_share
 from gpulab.thresholds import DEFAULT
 from gpulab.views.waiting import waiting
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gpulab.run import Run
     from gpulab.tuning.record import Side
 
-MATRIX_OPERATORS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear")
 SPUN_S, SPUN_STEPS = 4.0, 40  # of each kernel on the one SM, where there is a GPU
 MATRIX_SIZE = 8192
 WALL = "wall time"
@@ -174,7 +173,7 @@ def ladder(side: Side, flop: float, peak_flops: float) -> list[Share]:
     breakdown = figures.breakdown if figures is not None else None
     products = mfu = None
     if figures is not None and breakdown is not None:
-        products = math.fsum(row.share for row in figures.operators if _is_matrix(row.name))
+        products = product_share(figures) or 0.0
         if breakdown.wall_ns:  # of the mean profiled step, a share of the same time as the rungs above it
             mfu = flop * len(breakdown.steps) / (breakdown.wall_ns / 1e9) / peak_flops
     if on_gpu:
@@ -197,11 +196,6 @@ def _sides(experiment: str) -> list[Side]:
 def _thread_share(figures: Facts | None) -> float | None:
     """Share of the steps' time in which the training thread had a core: what `top -H` shows of it."""
     return figures.cores.thread_cpu_fraction if figures is not None and figures.cores is not None else None
-
-
-def _is_matrix(name: str) -> bool:
-    words = name.removeprefix("aten::").removeprefix("mkldnn_")
-    return words.removesuffix("_backward").lstrip("_") in MATRIX_OPERATORS
 
 
 @notes

@@ -14,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, astuple, replace
 
 import gpulab
-from gpulab.analysis.loader import LoadingFacts, loading, times_by_cause, waiting_for_core_us
-from gpulab.diagnosis.loading import making
+from gpulab.analysis.loader import LoadingFacts, loading, making, times_by_cause, waiting_for_core_us
 from gpulab.run import Batches, Run, Steps
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report

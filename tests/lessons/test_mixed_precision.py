@@ -14,6 +14,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
 from gpulab.lessons import mixed_precision
 from gpulab.lessons.check import Speed
+from gpulab.lessons.measured import product_share
 from gpulab.lessons.mixed_precision import (
     FORMATS,
     SmallLoss,
@@ -22,7 +23,6 @@ from gpulab.lessons.mixed_precision import (
     draw_gradients,
     format_table,
     lost_gradients,
-    product_share,
     products,
 )
 from gpulab.lessons.training import default_device

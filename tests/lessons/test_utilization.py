@@ -70,6 +70,7 @@ def side(
         ),
         operators=[SimpleNamespace(name=name, share=share) for name, share in rows],
         curves=curves,
+        trace=None,
     )
     return SimpleNamespace(
         label="waiting=none", facts=figures, us_per_step=step_us, us_per_sample=step_us and step_us / 10, failure=""

@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 from gpulab.analysis.cores import CoreShare
 from gpulab.analysis.facts import Facts, is_long_enough
-from gpulab.analysis.loader import LoadingFacts, WorkerRow
-from gpulab.diagnosis.loading import sampled
+from gpulab.analysis.loader import LoadingFacts, WorkerRow, sampled
 from gpulab.formatting import (
     NOT_MEASURABLE,
     duration,
