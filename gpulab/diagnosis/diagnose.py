@@ -1,4 +1,4 @@
-"""From the figures of a run to what an expert would say: all rules asked, their answers ranked, one sentence on top."""
+"""Diagnose a run: run all rules on its figures, rank their findings, and put one sentence on top."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def diagnose(
 ) -> Diagnosis:
     """All findings of a run, the costliest first; at least one, if only `healthy` or `cannot_tell`.
 
-    What its cure would bring is predicted for each, and bounds what it can give back; not with `predict_cures=False`.
+    For each finding the gain of its cure is predicted, which bounds what it can give back (`predict_cures`).
     """
     context = RuleContext(facts, thresholds)
     if any(isinstance(_answer(kind, context), Finding) for kind in kinds() if kind.role == "context"):
@@ -60,7 +60,7 @@ def diagnose(
 
 
 def _alarm(facts: Facts, first: Finding) -> str:
-    """Where traced steps are not like the others. There is one next step: the first finding's fix, if it has one."""
+    """A warning where traced steps take another time than the others. The first finding's cure is the next step."""
     ratio = facts.profiled_over_unprofiled
     if ratio is None or 1 / _APART < ratio < _APART:
         return ""
@@ -77,7 +77,7 @@ def _measured_beside(findings: Sequence[Finding]) -> str:
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Of a trace without Python's stacks: how to have it name lines."""
+    """How to record a trace that names lines, where this one has no Python stacks."""
     run = context.facts.run
     if run.source != "trace" or run.timeline is None or kind_of(findings[0].key).is_verdict:
         return ()
@@ -87,7 +87,7 @@ def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[s
 
 
 def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Finding]:
-    """Pauses that hardly matter beside the first cause, and do once it is cured: they come after it."""
+    """Pauses that matter only once the first cause is cured: they come after it."""
     first, total = findings[0], total_us(context, findings)
     cured_us = first.cost_us
     if not total or cured_us < context.thresholds.idle_notice * total:
@@ -104,7 +104,7 @@ def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Findi
 
 
 def _answer(kind: FindingKind, context: RuleContext) -> Finding | Undetermined | None:
-    """What the rule of that kind answers. Its fault must not lose the report, nor stay silent."""
+    """What the rule of that kind answers. An error in it is reported, and does not lose the report."""
     if kind.rule is None:
         return None
     try:
@@ -141,7 +141,7 @@ def with_predictions(
 
 
 def _bounded(finding: Finding, step_us: float | None) -> Finding:
-    """With no more time to give back than the best that is predicted: what others hide is not gained.
+    """The finding with at most the best predicted gain: time that other work hides cannot be gained.
 
     Time that the training waits for data stays what it is: workers are but one of its cures.
     """
@@ -164,7 +164,7 @@ def _bounded(finding: Finding, step_us: float | None) -> Finding:
 
 
 def _without_useless_setting(finding: Finding) -> Finding:
-    """No setting is advised that is predicted to bring nothing, or to make it slower for certain."""
+    """The finding without a setting that is predicted to gain nothing, or to be slower for certain."""
     prediction = finding.prediction
     if prediction is None or prediction.ratio is None or prediction.interval is None:
         return finding

@@ -32,7 +32,7 @@ class Evidence(Struct, frozen=True):
 
 
 def evidence(*words: str) -> tuple[Evidence, ...]:
-    """Figures that have no place in time; an empty one is left out."""
+    """Figures without a place in time; empty texts are skipped."""
     return tuple(Evidence(each) for each in words if each)
 
 
@@ -40,16 +40,16 @@ class Finding(Struct, frozen=True):
     """One cause.
 
     `summary` is a sentence for a person who knows none of our words. `recoverable_us_per_step` is the most that its
-    cure can give back, from the accounting; None where that cannot be told. `parts` are the parts of the step
+    cure can give back, from the accounting; None where that is not known. `parts` are the parts of the step
     (`analysis.breakdown.PARTS`, or `BETWEEN`) whose time it explains: two findings that share one share its time. After
-    a slash a part may name what within it is meant: two findings that claim "compute/matrix" have cures for the
-    very same time, and only the larger counts. `settings` are the knobs that cure it (`{"workers": "2"}`), `cure` says
+    a slash a part may name a piece of it: two findings that claim "compute/matrix" have cures for the same time, and
+    only the larger counts. `settings` are the knobs that cure it (`{"workers": "2"}`), `cure` says
     it in words, also where no knob does it, `otherwise` what to do where the settings are predicted to bring nothing;
     empty: the same. `only_after` are keys of findings without whose cure this one's cannot
-    help. `title` is what it is called where the title of its kind says more than was measured; empty: as its kind.
-    `level` colours a headline. Filled by the ranking: `after` says what comes next once this one is
-    cured, `shares_with` the keys of stronger findings that took a part of its time. `removed_ns` is when the time falls
-    away that its cure removes, where no setting but an edit is the cure: [start, end) in ns by the run's clock.
+    help. `title` replaces the title of its kind where that would say more than was measured. `level` colours a
+    headline. The ranking fills in `after`, what comes next once this one is cured, and `shares_with`, the keys of
+    stronger findings that claimed a part of its time. `removed_ns` is the time that an edit of the code would remove,
+    where no setting is the cure: [start, end) in ns by the run's clock.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Finding(Struct, frozen=True):
     level: Level = "notice"
     only_after: tuple[str, ...] = ()
     shares_with: tuple[str, ...] = ()
-    between_us_per_step: float = 0.0  # of the recoverable time, where it claims both a part of the step and `BETWEEN`
+    between_us_per_step: float = 0.0  # of the recoverable time, if it claims both a part of the step and `BETWEEN`
     removed_ns: tuple[tuple[int, int], ...] = ()
     once_us: float | None = None  # what it takes once, and in no step
     title: str = ""
@@ -77,7 +77,7 @@ class Finding(Struct, frozen=True):
 
     @property
     def cost_us(self) -> float:
-        """The recoverable time per step; 0 where that cannot be told."""
+        """The recoverable time per step; 0 where it is not known."""
         return self.recoverable_us_per_step or 0.0
 
     @property
@@ -97,7 +97,7 @@ class Finding(Struct, frozen=True):
 
 
 class Undetermined(Struct, frozen=True):
-    """A rule cannot tell, because something was not recorded. `what` it would tell, `record` what to do next time."""
+    """A rule cannot answer, because something was not recorded. `what`: the question; `record`: what to do next time."""
 
     key: str
     what: str
@@ -105,11 +105,11 @@ class Undetermined(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """All that was found, the costliest first. `untold` are rules that could not tell, and what to record for them.
+    """All findings, the costliest first. `untold` are rules that could not answer, and what to record for them.
 
-    `step_us` is the typical step; `total_us` is the time per step with all that the typical one does not hold (saving
-    every hundredth step). The sum of `recoverable_us_per_step` is never more than `total_us`. `notes` is what a reader
-    has to know of how it was made, each one sentence.
+    `step_us` is the typical step; `total_us` adds what happens in rare steps (saving every hundredth step), per step.
+    The sum of `recoverable_us_per_step` is never more than `total_us`. `notes` are sentences on how the diagnosis was
+    made.
     """
 
     findings: tuple[Finding, ...]
@@ -199,8 +199,9 @@ class RuleContext(Struct, frozen=True):
         return self.share(*parts) * self.step_us
 
     def of_typical(self, profiled_share: float, *parts: str) -> float:
-        """What is a share of the profiled steps and lies in these parts, as a share of the typical step: these parts
-        may have another share there, and nothing in them is larger than they are.
+        """Convert a share of the profiled steps that lies in these parts into a share of the typical step.
+
+        The parts may have another share there; the result is never larger than they are.
         """
         account = self.breakdown
         part_share = 0.0 if account is None else sum(account.share[part] for part in parts)
@@ -224,7 +225,7 @@ class RuleContext(Struct, frozen=True):
 
     @property
     def loop_waits(self) -> float:
-        """Share of the step that the loop waits for data and the GPU idles; where that is withheld, works or not."""
+        """Share of the step in which the loop waits for data and the GPU idles. A damaged trace: all of the wait."""
         waited = self.facts.data_wait_fraction
         if self.withheld("idle_causes") is None or waited is None:
             return self.share("data_wait")
@@ -232,34 +233,34 @@ class RuleContext(Struct, frozen=True):
 
     @property
     def starves(self) -> bool:
-        """Waiting for data covers most of the idle time: then nothing that gives the GPU more work can help."""
+        """Whether waiting for data covers most of the idle time: then more work per step cannot help the GPU."""
         return self.loop_waits >= max(self.thresholds.data_wait_notice, _MOST * (self.idle or 0.0))
 
     @property
     def host_memory_full(self) -> bool:
-        """Whether the machine's memory is nearly full: then nothing that needs more of it can be advised."""
+        """Whether the machine's memory is nearly full: then no cure may need more of it."""
         rss, host = self.run.memory.peak_rss_bytes, self.run.environment.memory_total_bytes
         return bool(rss and host and rss / host >= self.thresholds.memory_full)
 
     @property
     def too_few_steps(self) -> bool:
-        """No step ran undisturbed, and those that ran are a beginning, which is not like the rest."""
+        """Whether no step ran without the profiler, and the few that ran are warm-up, which is unlike the rest."""
         own = self.run.source != "trace" and len(self.run.steps) > 0
         return own and self.facts.step_us is None and len(self.run.steps) < FEWEST_STEPS
 
     @property
     def is_cut_short(self) -> bool:
-        """The trace file ends in the middle: nothing can be concluded from what is left."""
+        """Whether the trace file ends in the middle: the rest of it supports no conclusion."""
         return self.run.origin is not None and self.run.origin.is_cut_short
 
     @property
     def names_no_cause(self) -> bool:
-        """What was recorded is not like the rest of the training, or not whole: only a verdict says so."""
+        """Whether the recording is unlike the training, or incomplete: then only a verdict says so."""
         return self.too_few_steps or self.is_cut_short or self.run.device.kind == "unknown"
 
     @property
     def by_step(self) -> bool:
-        """Whether steps were found; else the traced time stands as one."""
+        """Whether steps were found; else the traced time counts as one step."""
         return self.breakdown is None or not self.breakdown.whole_window
 
     @property
@@ -274,22 +275,22 @@ class RuleContext(Struct, frozen=True):
         return f"each {step} step" if self.by_step else f"{step} traced"
 
     def withheld(self, figure: str) -> str | None:
-        """Why the trace cannot carry that figure, as a sentence; None where it can, or there is no trace."""
+        """Why the trace does not support that figure, as a sentence; None if it does, or without a trace."""
         reason = self.facts.integrity.reason(figure) if self.facts.integrity is not None else None
         return None if reason is None else capitalized(reason)
 
     def undetermined(self, key: str, what: str, *figures: str) -> Undetermined | None:
-        """What that rule cannot tell, because the trace is too damaged for one of these figures; None where it can."""
+        """What that rule cannot answer, because the trace does not support one of these figures; None if it can."""
         why = next(filter(None, map(self.withheld, figures)), None)
         return None if why is None else Undetermined(key, what, f"{why}; record the trace again")
 
     def line_at(self, times: Intervals) -> str:
-        """The user's line that surely runs at these times; empty where none does."""
+        """The user's line that runs at most of these times; empty where none surely does."""
         place = line_of(self.run, times)
         return "" if place is None else str(place)
 
     def python_line_at(self, times: Intervals) -> str:
-        """The same of times in which Python itself may work; empty where nobody could look while it did."""
+        """The same for times in which Python itself may work; empty where its stack could not be sampled then."""
         return self.line_at(times) if sees_python(self.run) else ""
 
 
@@ -298,12 +299,12 @@ Role = Literal["cause", "context", "all is well", "open question"]
 
 
 class FindingKind(Struct, frozen=True):
-    """One key, and all that is said of it by name.
+    """What all findings of one key have in common.
 
     `title` is a few plain words, as a title and within a sentence. `rule` returns findings of this kind; None where
     only all ranks of a job together show it. `lesson` is the notebook about it; a rule may name one for some of its
-    findings only. `removal` is what falls away where an edit of the code, and no knob, is the cure. Which knobs help
-    against it is known to the knobs (`helps_against`).
+    findings only. `removal` is what an edit of the code removes, where no knob is the cure. The knobs themselves
+    declare what they help against (`helps_against`).
 
     `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
     `second_round`: its rule is asked again as if the first finding were cured, for its limit is far above the silence.
@@ -325,5 +326,5 @@ class FindingKind(Struct, frozen=True):
 
     @property
     def is_verdict(self) -> bool:
-        """Whether it says how the run is as a whole, and names no cause."""
+        """Whether it judges the run as a whole, and names no cause."""
         return self.role in ("all is well", "open question")

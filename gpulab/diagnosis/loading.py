@@ -71,7 +71,7 @@ def slow_sampler(context: RuleContext) -> Finding | Undetermined | None:
 
 
 class _Wait(Struct, frozen=True):
-    """How long a typical step waits for data, as far as that holds the device up; `part` of it, or of its own time."""
+    """How long a typical step waits for data, and how long without device work; `part`: that share of the step."""
 
     waited_us: float
     exposed_us: float
@@ -79,7 +79,7 @@ class _Wait(Struct, frozen=True):
 
 
 def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
-    """None where it does not wait long enough to be worth telling; Undetermined where that cannot be known."""
+    """None where the wait is too short to report; Undetermined where the run does not show it."""
     waited, share, step_us = context.facts.data_wait_us, context.facts.data_wait_fraction, context.step_us
     if not step_us:
         return None
@@ -98,7 +98,7 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
 
 
 def _exposed_us(context: RuleContext, waited_us: float) -> float | None:
-    """What the device's own work does not hide; None where nothing tells what it did meanwhile."""
+    """The wait without device work beside it; None where it is not known what the device did."""
     if not context.on_gpu:
         return waited_us
     if context.withheld("idle_causes") is not None:
@@ -155,7 +155,7 @@ def _basis(context: RuleContext) -> str:
 
 
 def _bursts(context: RuleContext) -> str:
-    """Where steps of a trace wait unequally: how unequally. Where it holds one batch: that others may wait less."""
+    """How unequally the steps of a trace wait; of a trace with one batch, that others may wait less."""
     timeline = context.run.timeline
     if not context.by_step and timeline is not None and len(labels(timeline).rows(What.LOADER)) == 1:
         return "this trace holds one batch: record several, for a first one takes longer than others"
@@ -167,7 +167,7 @@ def _bursts(context: RuleContext) -> str:
 
 
 def _loads(context: RuleContext) -> str:
-    """Who loads the data: as the loader says, else as the iterator's class in a trace tells."""
+    """Who loads the data, by the loader's settings, else by the iterator's class in the trace."""
     if context.loader is not None:
         return f"; num_workers={context.loader.num_workers}"
     words = {True: "; loaded by worker processes", False: "; loaded in the main process (num_workers=0)", None: ""}
@@ -193,7 +193,7 @@ _MANY_TENSORS = 16  # ours: as many as a few fields give have a cost that packin
 
 
 def _cause(context: RuleContext, key: str) -> Finding | Undetermined | None:
-    """The finding of that cause, where the step waits for data and this takes most of the time to make a batch."""
+    """The finding of that cause, if the step waits for data and it takes most of the time to make a batch."""
     wait, inside = _waiting(context), context.facts.loading
     if makes_own_batches(context) or not isinstance(wait, _Wait):  # in the first case no DataLoader made them
         return None
@@ -218,9 +218,9 @@ def _cause(context: RuleContext, key: str) -> Finding | Undetermined | None:
 
 
 def _beside_making(context: RuleContext, inside: LoadingFacts, key: str) -> str:
-    """What the loop waits for while nobody makes its batch: a sampler's line where that is seen, else the hand-over.
+    """What the loop waits for while no worker makes its batch: its sampler, if a line shows that, else the hand-over.
 
-    Empty where it is another key's.
+    Empty where that is the finding of another key.
     """
     line, loader, share = _sampler_line(context), context.loader, percent(inside.handing_over)
     if loader is None or key != ("slow_hand_over" if line is None else "slow_sampler"):
@@ -250,8 +250,8 @@ def _line(context: RuleContext, key: str) -> tuple[str, bool, tuple[SourceLine, 
     """The line, or the loop, that surely takes most of the time to make batches, in whichever process makes them; the
     lines around it, each with its share.
 
-    Where none surely does, the function that does the part that takes longest; and True: which of its lines is not
-    known. Empty where that is no code of the user's.
+    Where none surely does, the function that does the longest part, and True: its line is not known. Empty where that
+    is not the user's code.
     """
     run, collating, line = context.run, key == "slow_collate", ""
     source: tuple[SourceLine, ...] = ()
@@ -331,7 +331,7 @@ _Settings = tuple[tuple[str, str], ...]
 def _cure(context: RuleContext, key: str, waited_us: float) -> tuple[_Settings, str]:
     """The knobs and the words for the finding of that key.
 
-    No knob keeps a batch from being put together anew, so `slow_collate` is never told to keep its items.
+    A cache keeps items, not batches, so it is no cure for `slow_collate`.
     """
     loader, workers, inside = context.loader, context.facts.worker_count, context.facts.loading
     if key in _BESIDE_MAKING:
@@ -365,7 +365,7 @@ def _cure(context: RuleContext, key: str, waited_us: float) -> tuple[_Settings, 
 
 
 def _cure_without_knob(context: RuleContext, key: str) -> str:
-    """Where what `_cure` sets is predicted to bring nothing."""
+    """The cure in words, where the setting of `_cure` is predicted to gain nothing."""
     if key == "slow_sampler":
         return _CHOOSING
     if key == "slow_hand_over":
@@ -376,7 +376,7 @@ def _cure_without_knob(context: RuleContext, key: str) -> str:
 
 
 def _of_whole_batches(context: RuleContext, key: str) -> str:
-    """How to make a batch at once, where its items are what takes the time; else nothing."""
+    """How to make a whole batch at once, where the time goes to single items; else empty."""
     if key in ("slow_collate", "cpu_preprocessing") and _one_by_one_us(context) is not None:
         return _WHOLE_BATCHES
     by_torch = context.loader is not None and context.loader.own_collate is False
@@ -384,7 +384,7 @@ def _of_whole_batches(context: RuleContext, key: str) -> str:
 
 
 def _one_by_one_us(context: RuleContext) -> float | None:
-    """Of an item of a map-style dataset, where that is hardly more than calling Python for it; else None."""
+    """The time of one item of a map-style dataset, if it is hardly more than the Python calls for it; else None."""
     inside, loader = context.facts.loading, context.loader
     if inside is None or not inside.items_per_batch or loader is None or loader.iterable:
         return None

@@ -1,6 +1,6 @@
-"""Rules about work that need not be done: facts that are read off torch, each with the proof of its size.
+"""Rules about work that need not be done: facts that are read off torch, each with a measure of its cost.
 
-Of what has no proof of its size only a hint remains.
+Without a measured cost, only a hint is given.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def repeated_batches(context: RuleContext) -> Finding | None:
 
 
 def anomaly_detection(context: RuleContext) -> Finding | None:
-    """Autograd notes the whole stack at each operator, and looks through each gradient for NaN."""
+    """Autograd records the whole stack at each operator, and searches each gradient for NaN."""
     facts, key = _facts(context), "anomaly_detection"
     if not facts.anomaly_detection:
         return None
@@ -54,7 +54,7 @@ def anomaly_detection(context: RuleContext) -> Finding | None:
 
 
 def unused_gradients(context: RuleContext) -> Finding | None:
-    """The backward pass computes gradients that no optimizer takes."""
+    """The backward pass computes gradients that no optimizer uses."""
     facts = _facts(context)
     share = 0.0 if context.on_gpu else unused_share(context.run.timeline, context.breakdown, facts.passes)
     if facts.unheld:
@@ -79,7 +79,7 @@ def unused_gradients(context: RuleContext) -> Finding | None:
 
 
 def dense_gradients(context: RuleContext) -> Finding | None:
-    """A table's gradient is filled and its every row updated, for a few rows that were looked up."""
+    """All rows of an embedding get a gradient and an update, for the few rows that were looked up."""
     tables, timeline, account = _facts(context).dense_gradients, context.run.timeline, context.breakdown
     if not tables or context.on_gpu:
         return None
@@ -100,7 +100,7 @@ def dense_gradients(context: RuleContext) -> Finding | None:
 
 
 def float64(context: RuleContext) -> Finding | None:
-    """Most parameters have twice the bytes that training needs; solving equations does need the digits."""
+    """Most parameters are float64, twice the bytes that training needs. Linear algebra may need the digits."""
     wide, timeline = _facts(context).float64_fraction, context.run.timeline
     if wide < _MOST or context.on_gpu or timeline is None or any("linalg" in name for name in timeline.names):
         return None
@@ -149,7 +149,7 @@ def graph_kept(context: RuleContext) -> Finding | None:
 
 
 def batch_graph(context: RuleContext) -> Finding | None:
-    """The dataset's tensors want gradients, so each row that is read is an operation of the backward pass."""
+    """The dataset's tensors require gradients, so each row that is read is an operation of the backward pass."""
     part = min(1.0, _facts(context).batch_nodes_fraction)
     return _costly(
         context,
@@ -180,7 +180,7 @@ def recomputation(context: RuleContext) -> Finding | None:
 
 
 def padding(context: RuleContext) -> Finding | None:
-    """Columns of a batch are the same in all rows: most of what is computed for them is thrown away."""
+    """Columns of a batch are the same in all rows: padding, for which most of the computing is wasted."""
     part = _facts(context).padding_fraction
     busy = context.share("compute") if context.idle is None else 1 - context.idle
     return _costly(
@@ -213,12 +213,12 @@ def _facts(context: RuleContext) -> TrainingFacts:
 
 
 def _divisible_share(context: RuleContext) -> float:
-    """Of a typical step, operators that are long enough to go by the size of their numbers."""
+    """The share of a typical step in operators so long that their time depends on the size of their data."""
     return context.of_typical(divisible_share(context.run.timeline, context.breakdown), *_COMPUTING)
 
 
 def _backward_share(context: RuleContext) -> float:
-    """Of a typical step, all operations of the backward pass."""
+    """The share of a typical step in operations of the backward pass."""
     share = share_of(context.run.timeline, context.breakdown, *NODES)
     return context.of_typical(share, "compute")
 
@@ -235,7 +235,7 @@ def _costly(
     settings: tuple[tuple[str, str], ...] = (),
     of_device: bool = False,
 ) -> Finding | None:
-    """Takes that share of the step; on a GPU at most what it idles, unless it is the device's own time."""
+    """A finding that costs that share of the step; on a GPU at most its idle share, unless it is device time."""
     share = min(share, (context.idle or 0.0) if context.on_gpu and not of_device else 1.0)
     if share < context.thresholds.silence:
         return None

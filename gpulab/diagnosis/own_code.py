@@ -1,4 +1,4 @@
-"""Rules about the program's own code beside the training: batches it makes itself, calls, pauses, and first calls."""
+"""Rules about the user's own code beside the training: batches made in the loop, calls, pauses, and first calls."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _GROWING = (
 def _call_in_steps(
     context: RuleContext, key: str, kinds: Collection[CallKind] = BESIDE_KINDS, *, saving: bool = False
 ) -> Finding | None:
-    """The costliest call of these kinds, beside the training itself, takes a part of the step that is worth a look.
+    """The costliest call of these kinds, where it takes a notable part of the step beside the training itself.
 
-    What is surely none of the training's needs a smaller part for that.
+    A call whose purpose is known (saving, logging, …) is reported from a smaller part on.
     """
     limits, call = context.thresholds, costliest_call(context.run, context.breakdown, kinds, saving=saving)
     if call is None or not context.step_us or call.interval[0] < limits.pause_notice:
@@ -81,14 +81,14 @@ def _call_in_steps(
 
 
 def leading_part(context: RuleContext) -> Call | None:
-    """What takes most of the forward pass, where that is worth a word. On a GPU the host's time does not tell it."""
+    """The costliest module of the forward pass, if it costs enough. Not on a GPU: the host's time does not show it."""
     part = None if context.on_gpu else costliest_part(context.run, context.breakdown)
     worth_it = part is not None and part.interval[0] + part.backward_share >= context.thresholds.pause_notice
     return part if worth_it else None
 
 
 def with_part(context: RuleContext, finding: Finding, part: Call | None) -> Finding:
-    """The finding, and what takes most of the forward pass."""
+    """The finding, extended by the costliest module of the forward pass."""
     if part is None:
         return finding
     whole = percent(part.whole_share)
@@ -160,12 +160,12 @@ _BECAUSE = {
 
 
 def makes_own_batches(context: RuleContext) -> bool:
-    """Whether it is known that the loop makes its batches, and at which lines."""
+    """Whether the loop surely makes its batches itself, at known lines."""
     return _untraced(context) is not None or bool(context.breakdown is not None and context.breakdown.prepared_ns)
 
 
 def making_own_batches(context: RuleContext) -> Finding | None:
-    """A part of each step goes to the lines that make what the model is called with."""
+    """A part of each step goes to the lines that make the model's input."""
     account, limits, share = context.breakdown, context.thresholds, context.share("data_wait")
     if not makes_own_batches(context) or account is None or not context.step_us or context.withheld("idle_causes"):
         return None
@@ -193,7 +193,7 @@ def making_own_batches(context: RuleContext) -> Finding | None:
 
 
 def _kind_of_making(context: RuleContext) -> str:
-    """Whether making batches keeps the thread at work or asleep, as far as its CPU time tells. A GPU lets it sleep."""
+    """Whether making batches is CPU work or sleep, by the thread's CPU time. On a GPU that cannot be known."""
     cores, account, share = context.facts.cores, context.breakdown, context.share("data_wait")
     if context.on_gpu or cores is None or cores.thread_cpu_fraction is None or cores.thread_wait_fraction is None:
         return "data_starved"
@@ -285,7 +285,7 @@ def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
-    """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
+    """Logging, evaluation, or other work beside the training takes a notable part of the time."""
     key, limits = "logging_or_eval", context.thresholds
     pauses = (
         _pauses(context, key, "logging", limits.pause_notice),
@@ -298,13 +298,13 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def recompilation(context: RuleContext) -> Finding | Undetermined | None:
-    """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
+    """The model is compiled again and again after the warm-up, as with inputs of ever new shapes."""
     finding = _pauses(context, "recompilation", "compile", context.thresholds.silence)
     return finding or _unnamed(context, "recompilation", "Whether the model is recompiled")
 
 
 def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
-    """Python stops to look for garbage, often because millions of objects are alive."""
+    """Python stops to collect garbage, often because millions of objects are alive."""
     finding = _pauses(context, "gc_pause", "gc", context.thresholds.pause_notice)
     if finding is None:
         return _unnamed(context, "gc_pause", "Whether Python's garbage collection costs time")
@@ -317,8 +317,8 @@ def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _pauses(context: RuleContext, key: str, kind: PauseKind, least_share: float) -> Finding | None:
-    """None where pauses of that kind take less than `least_share` of the time, or would if the longest one, which may
-    be one of a kind, were like the others.
+    """None where pauses of that kind take less than `least_share` of the time, with the longest one, which may be an
+    exception, counted like the others.
     """
     paused, words = paused_time(context.run, kind, context.step_us, context.whole_us, context.idle), _WORDS[kind]
     if paused is None or paused.share * paused.regular_fraction < least_share:
@@ -343,20 +343,20 @@ def _pauses(context: RuleContext, key: str, kind: PauseKind, least_share: float)
 
 
 def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:
-    """The pauses, whose name is known, unless the call does much more than they hold."""
+    """The pauses, whose cause is known, unless the call takes much longer than they do."""
     much = call is not None and (exactly is None or call.cost_us > _MUCH_MORE * exactly.cost_us)
     return call if much else exactly
 
 
 def _unnamed(context: RuleContext, key: str, what: str) -> Undetermined | None:
-    """A trace from elsewhere names no pauses; that matters where it leaves time unexplained."""
+    """A trace of another tool names no pauses; that matters where it leaves time unexplained."""
     if context.run.source != "trace" or context.share("unknown", "other") < context.thresholds.pause_notice:
         return None
     return Undetermined(key, what, "Run the training under gpulab: a trace of another tool does not name pauses")
 
 
 def _unsampled(context: RuleContext, key: str) -> Undetermined | None:
-    """Python code takes the time, and too few samples of the whole stack tell whose."""
+    """Python code takes the time, and there are too few stack samples to name it."""
     run = context.run
     if run.source == "trace" or has_looks(run) or context.share("unknown") < context.thresholds.idle_notice:
         return None
