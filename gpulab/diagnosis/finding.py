@@ -97,7 +97,7 @@ class Finding(Struct, frozen=True):
 
 
 class Undetermined(Struct, frozen=True):
-    """A rule cannot answer, because something was not recorded. `what`: the question; `record`: what to do next time."""
+    """A rule cannot answer, because something was not recorded. `what`: the question; `record`: what to do next."""
 
     key: str
     what: str
