@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import cache, lru_cache
 from itertools import count
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
-from gpulab.run import DEVICE_CATEGORIES, Category, Collective, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
+from gpulab.run import DEVICE_CATEGORIES, Category, Collective, Float64, Int64, MemoryEvents, UInt8
 from gpulab.trace.events import (
     FLOWS,
     Args,
@@ -76,40 +76,59 @@ ON_DEVICE = (
     Category.GPU_USER_ANNOTATION,
     Category.CUDA_SYNC,
 )
-_LAST_NUMBER = re.compile(r"(-?\d+)\D*$")
+_ON_DEVICE = np.isin(np.arange(256), (*ON_DEVICE, ACCELERATOR))  # by category
 _INT64 = np.iinfo(np.int64)
 
-HostKey = tuple[Value, Value]
-DeviceKey = tuple[str, Value, Value]
-
-
-class SpanColumns(Struct, frozen=True):
-    """The spans of one piece; `start_ns` is in the trace's own time, NO_TIME where there is none."""
-
-    start_ns: Int64
-    duration_ns: Int64
-    name_id: Int32
-    category: UInt8  # Category, ACCELERATOR, _DROPPED for what is no span of the program
-    lane_key: Int32
-    correlation: Int64
-    extra_rows: Int64  # rows on a device, then those of matrix products
-    extra: dict[str, Float64]  # one value per such row
+Key = tuple[Value, ...]  # process and thread, or "device", its number and the stream's
+Table = dict[str, npt.NDArray[Any]]
 
 
 class Columns:
-    """Collects pieces; names, categories and lanes are numbered over all of them."""
+    """What a trace holds, collected piece by piece; names, categories and lanes are numbered over all pieces.
+
+    Columns of spans: `start_ns` in the trace's own time, NO_TIME where there is none; `duration_ns`, `name_id`,
+    `lane_key`, `correlation`; `category`: Category, ACCELERATOR, or _DROPPED for what is no span of the program.
+    """
 
     def __init__(self) -> None:
         self.names: defaultdict[str, int] = defaultdict(count().__next__)
-        self.lane_keys: defaultdict[HostKey | DeviceKey, int] = defaultdict(count().__next__)
-        self.spans: list[SpanColumns] = []
+        self.lane_keys: defaultdict[Key, int] = defaultdict(count().__next__)
         self.memory: list[MemoryEvents] = []
         self.labels: list[Label] = []
+        self.spans = 0
         self.events_read = 0
         self.flow_events = 0
         self.fractional = False
-        self._categories: defaultdict[str, int] = defaultdict(count().__next__)
-        self._category_of: list[int] = []
+        self._pieces: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+        self._extra: defaultdict[str, list[tuple[Int64, Float64]]] = defaultdict(list)
+
+    def append(self, **columns: npt.NDArray[Any]) -> None:
+        """More spans."""
+        for name, column in columns.items():
+            self._pieces[name].append(column)
+        self.spans += len(columns["start_ns"])
+
+    def append_extra(self, rows: Int64, columns: Mapping[str, Float64]) -> None:
+        """Optional figures of some of the spans that are appended next."""
+        of_all = rows + self.spans
+        for name, column in columns.items():
+            self._extra[name].append((of_all, column))
+
+    def joined(self) -> Table:
+        """All spans; nothing of them is left here."""
+        return {name: np.concatenate(self._pieces.pop(name)) for name in list(self._pieces)}
+
+    def extra(self, order: Int64) -> dict[str, Float64]:
+        """Each optional column for the spans in this order, NaN where one has no such figure; nothing is left here."""
+        place = np.full(self.spans, -1, np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        whole = {}
+        for name in list(self._extra):
+            rows, figures = map(np.concatenate, zip(*self._extra.pop(name), strict=True))
+            at = place[rows]
+            whole[name] = np.full(len(order), np.nan)
+            whole[name][at[at >= 0]] = figures[at >= 0]
+        return whole
 
     def add(self, text: bytes, events: list[Event], damage: DamageCount, where: str) -> None:
         """Take the events of one piece; `text` is what they were decoded from."""
@@ -118,7 +137,7 @@ class Columns:
         if len(spans) < len(events):
             self._add_others(text, events)
         if spans:
-            self.spans.append(self._spans(text, spans, damage, where))
+            self._add_spans(text, spans, damage, where)
 
     def _add_others(self, text: bytes, events: list[Event]) -> None:
         types = list(map(type, events))
@@ -133,43 +152,34 @@ class Columns:
         if memory:
             self.memory.append(memory_columns(at[memory], [instants[i].args or MemoryArgs() for i in memory]))
 
-    def _spans(self, text: bytes, spans: list[Span], damage: DamageCount, where: str) -> SpanColumns:
+    def _add_spans(self, text: bytes, spans: list[Span], damage: DamageCount, where: str) -> None:
         n = len(spans)
         args = [e.args for e in spans]
         start = self._times([e.ts for e in spans], lambda: exact_times(text, ExactSpan))
         damage.note("missing ts", where, int((start == NO_TIME).sum()))
-        category = self._category(spans)
+        category = np.fromiter(map(category_of, [e.cat for e in spans]), np.uint8, n)
+        for i in np.flatnonzero(category == Category.UNKNOWN).tolist():
+            category[i] = _category_by_place(spans[i])
         category[start == NO_TIME] = _DROPPED
         lane = np.fromiter(map(self.lane_keys.__getitem__, [(e.pid, e.tid) for e in spans]), np.int32, n)
-        unknown = np.flatnonzero(category == Category.UNKNOWN).tolist()
-        category[[i for i in unknown if _names_stream(args[i])]] = ACCELERATOR
-        rows = np.flatnonzero(np.isin(category, (*ON_DEVICE, ACCELERATOR)))
-        on_device = [(spans[i], args[i] or Args()) for i in rows.tolist()]
-        lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
+        device = np.flatnonzero(_ON_DEVICE[category])
+        of_device = [(spans[i], args[i] or Args()) for i in device.tolist()]
+        lane[device] = [
+            self.lane_keys["device", e.pid if a.device is None else a.device, e.tid if a.stream is None else a.stream]
+            for e, a in of_device
+        ]
         name_id = np.fromiter(map(self.names.__getitem__, [e.name for e in spans]), np.int32, n)
-        with_factors = [number for number in map(self.names.get, FACTORS) if number is not None]
-        products, sizes = product_sizes(spans, args, np.flatnonzero(np.isin(name_id, with_factors)))
-        return SpanColumns(
+        products = [number for number in map(self.names.get, FACTORS) if number is not None]
+        self.append_extra(device, extra_columns([a for _, a in of_device]))
+        self.append_extra(*product_sizes(spans, np.flatnonzero(np.isin(name_id, products))))
+        self.append(
             start_ns=start,
-            duration_ns=_durations([e.dur for e in spans], rows, damage, where),
+            duration_ns=_durations([e.dur for e in spans], device, damage, where),
             name_id=name_id,
             category=category,
             lane_key=lane,
-            correlation=integers([0 if a is None else a.correlation for a in args], 0),
-            extra_rows=np.concatenate((rows, products)),
-            extra=_side_by_side(extra_columns([a for _, a in on_device]), len(rows), sizes, len(products)),
+            correlation=integers([None if a is None else a.correlation for a in args], 0),
         )
-
-    def _category(self, spans: list[Span]) -> UInt8:
-        ids = np.fromiter(map(self._categories.__getitem__, [e.cat for e in spans]), np.int32, len(spans))
-        for name in list(self._categories)[len(self._category_of) :]:
-            self._category_of.append(category_of(name))
-        category = np.array(self._category_of, np.uint8)[ids]
-        for i in np.flatnonzero(category == Category.UNKNOWN).tolist():
-            process = spans[i].pid
-            if isinstance(process, str):
-                category[i] = _LEGACY_PROCESSES.get(process, Category.UNKNOWN)
-        return category
 
     def _times(self, written: list[Value], exact: Callable[[], list[msgspec.Raw]]) -> Int64:
         """Nanoseconds from microseconds, exactly: a float64 cannot hold the fraction of a Unix time."""
@@ -184,8 +194,7 @@ class Columns:
         value = floats(written)
         finite = np.abs(value[np.isfinite(value)])
         if float in types or str in types:
-            fractional = bool((finite % 1).any())
-            self.fractional |= fractional
+            self.fractional = self.fractional or bool((finite % 1).any())
             if len(finite) and finite.max() >= FLOAT_EXACT_US:
                 raws = exact()
                 self.fractional = self.fractional or any(b"." in bytes(r) for r in raws)
@@ -193,11 +202,21 @@ class Columns:
         return float_us_to_ns(value)
 
 
+@cache
 def category_of(name: str) -> int:
     """Kineto's activity name in any of its spellings; what is no span of the program is dropped."""
     folded = name.casefold().replace(" ", "_")
     by_ending = next((c for ending, c in _BY_ENDING.items() if folded.endswith(ending)), Category.UNKNOWN)
     return _DROPPED if folded == "trace" else int(_CATEGORIES.get(folded, by_ending))
+
+
+def _category_by_place(span: Span) -> int:
+    """Of a span whose category is none of ours."""
+    if isinstance(span.pid, str) and span.pid in _LEGACY_PROCESSES:
+        return _LEGACY_PROCESSES[span.pid]
+    args = span.args or Args()
+    names_stream = args.stream_id is not None or None not in (args.device, args.stream)
+    return ACCELERATOR if names_stream else Category.UNKNOWN
 
 
 def is_kept(category: UInt8) -> npt.NDArray[np.bool_]:
@@ -209,6 +228,8 @@ def resolve_accelerator(category: UInt8, correlation: Int64) -> None:
     """In place: rows of an accelerator that a call of its runtime started are kernels, where the trace has no other."""
     calls = np.isin(category, (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)) & (correlation > 0)
     rows = category == ACCELERATOR
+    if not rows.any():
+        return
     started = rows & np.isin(correlation, correlation[calls])
     category[rows] = Category.UNKNOWN
     if not np.isin(category, [int(c) for c in DEVICE_CATEGORIES]).any():
@@ -283,10 +304,11 @@ def integers(values: Sequence[Value], missing: int) -> Int64:
     try:
         return np.fromiter([missing if v is None else v for v in values], np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
-        return np.array([_integer(v, missing) for v in values], np.int64)
+        return np.array([integer(v, missing) for v in values], np.int64)
 
 
-def _integer(value: Value, missing: int) -> int:
+def integer(value: Value, missing: int) -> int:
+    """A whole number of any spelling, that 64 bits hold; else `missing`."""
     try:
         whole = int(value) if isinstance(value, int | float) else int(str(value), 0)
     except (ValueError, OverflowError):
@@ -312,26 +334,11 @@ def extra_columns(args: list[Args]) -> dict[str, Float64]:
     """One value per row of a device, NaN where the trace says none; columns without any value are left out."""
     columns = {
         "bytes": [a.bytes for a in args],
-        "bandwidth_gb_s": [a.bandwidth for a in args],
         "blocks_per_sm": [a.blocks_per_sm for a in args],
-        "warps_per_sm": [a.warps_per_sm for a in args],
         "occupancy_pct": [a.occupancy for a in args],
-        "graph_id": [a.graph_id for a in args],
-        "graph_node_id": [a.graph_node_id for a in args],
         **collective_columns(args),
     }
     return {name: floats(values) for name, values in columns.items() if values.count(None) < len(values)}
-
-
-def _side_by_side(
-    device: dict[str, Float64], on_device: int, products: dict[str, Float64], of_products: int
-) -> dict[str, Float64]:
-    """Columns of both kinds of rows, NaN in those of the other kind."""
-    absent = (np.full(on_device, np.nan), np.full(of_products, np.nan))
-    return {
-        **{name: np.concatenate((column, absent[1])) for name, column in device.items()},
-        **{name: np.concatenate((absent[0], column)) for name, column in products.items()},
-    }
 
 
 def memory_columns(t_ns: Int64, args: Sequence[MemoryArgs]) -> MemoryEvents:
@@ -341,76 +348,16 @@ def memory_columns(t_ns: Int64, args: Sequence[MemoryArgs]) -> MemoryEvents:
     return MemoryEvents(
         t_ns=t_ns,
         bytes=integers([a.bytes for a in args], 0),
-        address=_addresses(args),
+        address=integers([_wrapped(a.address) for a in args], 0),
         total_allocated_bytes=integers([a.allocated for a in args], -1),
         total_reserved_bytes=integers([a.reserved for a in args], -1),
         device_index=np.clip(device, -1, 1 << 20).astype(np.int32),
     )
 
 
-def _addresses(args: Sequence[MemoryArgs]) -> Int64:
+def _wrapped(address: Value) -> Value:
     """Pointers are unsigned: their upper half wraps to negative numbers, the 64 bits stay the same."""
-    given = [a.address for a in args]
-    wrapped = [a - (1 << 64) if isinstance(a, int) and (1 << 63) <= a < (1 << 64) else a for a in given]
-    return integers(wrapped, 0)
-
-
-def _names_stream(args: Args | None) -> bool:
-    return args is not None and (args.stream_id is not None or None not in (args.device, args.stream))
-
-
-def _device_key(span: Span, args: Args) -> DeviceKey:
-    device = args.device if args.device is not None else span.pid
-    stream = args.stream if args.stream is not None else span.tid
-    return ("device", device, stream)
-
-
-class Lanes:
-    """The threads and streams behind the keys of a trace: one lane for each, however its numbers were spelled."""
-
-    def __init__(self, keys: Sequence[tuple[Value, ...]], used: Sequence[int], labels: Sequence[Label]) -> None:
-        self.lanes: list[Lane] = []
-        self.of_key = np.zeros(len(keys), np.int32)
-        self._nameless: dict[str, int] = {}
-        self._names = self._thread_names(labels)
-        lane_ids: dict[tuple[object, ...], int] = {}
-        for i in used:
-            *_, process, number = key = keys[i]
-            lane = self._lane(process, number, on_device=len(key) == 3)
-            identity = (lane.kind, lane.process, lane.number)
-            if identity not in lane_ids:
-                lane_ids[identity] = len(self.lanes)
-                self.lanes.append(lane)
-            self.of_key[i] = lane_ids[identity]
-
-    def _lane(self, process: Value, number: Value, *, on_device: bool) -> Lane:
-        p, n = self._identifier(process), self._identifier(number)
-        if on_device:
-            return Lane("stream", p, n, f"GPU {p} stream {n}")
-        text = number if isinstance(number, str) and not number.isdigit() else f"thread {n}"
-        return Lane("thread", p, n, self._names.get((p, n)) or text)
-
-    def _thread_names(self, labels: Sequence[Label]) -> dict[tuple[int, int], str]:
-        named = [e for e in labels if e.name == "thread_name" and e.args is not None and e.args.name]
-        return {(self._identifier(e.pid), self._identifier(e.tid)): str(e.args.name).strip() for e in named if e.args}
-
-    def _identifier(self, value: Value) -> int:
-        """The number in it; texts without one ("Spans") are numbered below -1."""
-        number = identifier(value)
-        if number is not None:
-            return number
-        return self._nameless.setdefault(str(value), -2 - len(self._nameless))
-
-
-def identifier(value: Value) -> int | None:
-    """A process, thread, device or stream number: also the last number in a text ("stream 7", "0x7f…")."""
-    if not isinstance(value, str):
-        return -1 if value is None else _integer(value, -1)
-    text = value.strip()
-    if re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
-        return _integer(text, -1)
-    number = _LAST_NUMBER.search(text)
-    return _integer(number[1], -1) if number else None
+    return address - (1 << 64) if isinstance(address, int) and (1 << 63) <= address < (1 << 64) else address
 
 
 COLUMNS = ("product_m", "product_n", "product_k")
@@ -428,26 +375,21 @@ FACTORS = {
 _dims: msgspec.json.Decoder[list[object]] = msgspec.json.Decoder(list)
 
 
-def product_sizes(
-    spans: Sequence[Span], args: Sequence[Args | None], products: npt.NDArray[np.intp]
-) -> tuple[Int64, dict[str, Float64]]:
+def product_sizes(spans: Sequence[Span], products: npt.NDArray[np.intp]) -> tuple[Int64, dict[str, Float64]]:
     """Which of the spans are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n].
 
     `products` are the rows whose names are among FACTORS.
     """
-    rows, sizes = [], []
+    sizes = {}
     for i in products.tolist():
-        given = args[i]
-        if given is None:
-            continue
-        product = _sizes(bytes(given.input_dims), FACTORS[spans[i].name])
-        if product is not None:
-            rows.append(i)
-            sizes.append(product)
-    table = np.array(sizes, dtype=np.float64).reshape(-1, 3)
-    return np.array(rows, dtype=np.int64), {name: table[:, i] for i, name in enumerate(COLUMNS)} if rows else {}
+        args = spans[i].args
+        if args is not None and (size := _sizes(bytes(args.input_dims), FACTORS[spans[i].name])) is not None:
+            sizes[i] = size
+    table = np.array([*sizes.values()], dtype=np.float64).reshape(-1, 3)
+    return np.array([*sizes], np.int64), {name: table[:, i] for i, name in enumerate(COLUMNS)} if sizes else {}
 
 
+@lru_cache(maxsize=4096)
 def _sizes(written: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | None:
     """None where the shapes are not those of a product: another version's spelling, or an odd file."""
     try:
@@ -462,11 +404,11 @@ def _sizes(written: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | N
     return a[-2], b[-1], a[-1]
 
 
-def _shape(given: object) -> list[int] | None:
+def _shape(dims: object) -> list[int] | None:
     """Of a matrix, or of a batch of them."""
-    if not isinstance(given, list) or len(given) < 2:
+    if not isinstance(dims, list) or len(dims) < 2:
         return None
-    return given if all(type(n) is int and 0 < n < 1 << 53 for n in given) else None
+    return dims if all(type(n) is int and 0 < n < 1 << 53 for n in dims) else None
 
 
 # Bytes of an element, by c10's name of its type.
@@ -499,14 +441,14 @@ def collective_columns(args: Sequence[Args]) -> dict[str, list[Value]]:
     """
     if all(a.collective is None for a in args):
         return {}
-    kinds = [_kind(a.collective) for a in args]
-    has = [a.collective is not None for a in args]
+    exchanges = [Args() if a.collective is None else a for a in args]
+    kinds = [_kind(a.collective) for a in exchanges]
     return {
         "collective": [None if kind is None else int(kind) for kind in kinds],
-        "message_bytes": [None if k is None else _message_bytes(a) for a, k in zip(args, kinds, strict=True)],
-        "group_size": [a.group_size if there else None for a, there in zip(args, has, strict=True)],
-        "process_group": [_number(a.process_group) if there else None for a, there in zip(args, has, strict=True)],
-        "collective_sequence": [a.sequence if there else None for a, there in zip(args, has, strict=True)],
+        "message_bytes": [None if k is None else _message_bytes(a) for a, k in zip(exchanges, kinds, strict=True)],
+        "group_size": [a.group_size for a in exchanges],
+        "process_group": [_number(a.process_group) for a in exchanges],
+        "collective_sequence": [a.sequence for a in exchanges],
     }
 
 

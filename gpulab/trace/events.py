@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import TypeAlias, Union
 
 import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
+from gpulab.run import Damage
 from gpulab.trace.json_text import TraceText
 
 Value: TypeAlias = int | float | str | bool | None
@@ -24,12 +25,8 @@ class Args(msgspec.Struct, gc=False):
     stream: Value = None
     stream_id: Value = msgspec.field(name="Stream Id", default=None)  # as Ascend's profiler writes it
     bytes: Value = None
-    bandwidth: Value = msgspec.field(name="memory bandwidth (GB/s)", default=None)
     blocks_per_sm: Value = msgspec.field(name="blocks per SM", default=None)
-    warps_per_sm: Value = msgspec.field(name="warps per SM", default=None)
     occupancy: Value = msgspec.field(name="est. achieved occupancy %", default=None)
-    graph_id: Value = msgspec.field(name="graph id", default=None)
-    graph_node_id: Value = msgspec.field(name="graph node id", default=None)
     collective: Value = msgspec.field(name="Collective name", default=None)
     elements_in: Value = msgspec.field(name="In msg nelems", default=None)
     elements_out: Value = msgspec.field(name="Out msg nelems", default=None)
@@ -270,24 +267,14 @@ def _value(value: object) -> Value:
     return None
 
 
-# What was not as it should be in a trace file, counted while it is read.
-
-
-class Noted(Struct, frozen=True):
-    """How often, and where first."""
-
-    count: int
-    where: str
-
-
 class DamageCount:
-    """Counts by kind, in the order in which each kind came first."""
+    """What was not as it should be in a trace file, by kind, in the order in which each kind came first."""
 
     def __init__(self) -> None:
-        self.noted: dict[str, Noted] = {}
+        self.kinds: dict[str, Damage] = {}
 
     def note(self, what: str, where: str, count: int = 1) -> None:
         """Count a damage; nothing where `count` is 0."""
         if count:
-            before = self.noted.get(what) or Noted(0, where)
-            self.noted[what] = Noted(before.count + count, before.where)
+            before = self.kinds.get(what) or Damage(what, 0, where)
+            self.kinds[what] = replace(before, count=before.count + count)

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from gpulab.errors import TraceError
+from gpulab.run import Damage
 
 BLOCK_BYTES = 1 << 20
 COMPRESSED_BLOCK_BYTES = 1 << 16
+INFLATED_BYTES = 4 << 20  # at most, of such a block
 LEARNED_BYTES = 1 << 16
 HEADER_LIMIT_BYTES = 64 << 20
 EVENT_LIMIT_BYTES = 64 << 20
@@ -67,7 +69,7 @@ class TraceText:
         self.text_bytes = 0
         self.head = b""  # from the start to the opening bracket of the events
         self.tail = b""  # from their closing bracket to the end
-        self.damage: list[tuple[str, str]] = []
+        self.damage: list[Damage] = []
         self.boundary = re.compile(rb'\}\s*,\s*(?=\{\s*"ph"\s*:)')
         self._needle = b'"ph"'
         self._before = re.compile(rb"\}\s*(,)\s*\{\s*$")
@@ -114,7 +116,7 @@ class TraceText:
             self._trailing(str(e))
 
     def _trailing(self, what: str) -> None:
-        self.damage.append(("broken gzip", f"after {self.text_bytes:,} bytes of text: {what}"))
+        self.damage.append(Damage("broken gzip", 1, f"after {self.text_bytes:,} bytes of text: {what}"))
 
     def _cut(self, blocks: Iterator[bytes]) -> Iterator[tuple[int, *tuple[bytes, ...]]]:
         block, rest = self._opened(blocks), b""
@@ -192,7 +194,7 @@ class TraceText:
             yield offset + at, b"[", text[at : closing.start() + 1], b"]"
             self.tail = text[closing.start(1) + 1 :]
         else:
-            self.damage.append(("truncated tail", f"at byte {offset + at:,} of the text"))
+            self.damage.append(Damage("truncated tail", 1, f"at byte {offset + at:,} of the text"))
 
     def _not_json(self, text: bytes) -> str:
         start = text.lstrip()
@@ -208,7 +210,7 @@ class TraceText:
 
     def _no_events(self, text: bytes) -> str:
         if self.damage:
-            where = self.damage[-1][1]
+            where = self.damage[-1].detail
             return (
                 f"{self.path} is a broken gzip file, its events cannot be reached ({where}). Copy or export it again."
             )
@@ -235,7 +237,7 @@ def _inflate(
     while block := file.read(step):
         while block:
             begun = True
-            out = inflater.decompress(block, BLOCK_BYTES)
+            out = inflater.decompress(block, INFLATED_BYTES)
             if out:
                 yield out
             if inflater.eof:

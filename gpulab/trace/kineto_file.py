@@ -8,21 +8,22 @@ What the file holds is kept, what was wrong with it is counted in `trace.origin.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from gpulab.errors import TraceError
-from gpulab.run import Category, Damage, DeviceProperties, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
-from gpulab.trace.columns import Columns, Lanes, SpanColumns, is_annotation, is_kept, resolve_accelerator
-from gpulab.trace.events import DamageCount, EventDecoder
+from gpulab.run import Category, DeviceProperties, Int32, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
+from gpulab.trace.columns import Columns, Key, Table, integer, is_annotation, is_kept, resolve_accelerator
+from gpulab.trace.events import DamageCount, EventDecoder, Label, Value
 from gpulab.trace.json_text import TraceText
 
+_LAST_NUMBER = re.compile(r"(-?\d+)\D*$")
 FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time
 
 
@@ -42,18 +43,13 @@ def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None) -> Tr
     path = Path(path)
     text = TraceText(path, tell)
     read, damage = _decoded(text)
-    if not read.spans:
-        raise TraceError(_nothing(path, text, read, damage))
-    spans = _joined(read)
-    resolve_accelerator(spans.category, spans.correlation)
-    keep = _plausible(spans, damage)
+    spans = read.joined()
+    keep = _plausible(spans, damage) if spans else np.empty(0, bool)
     if not keep.any():
         raise TraceError(_nothing(path, text, read, damage))
-    zero = int(spans.start_ns[keep].min())
-    spans.start_ns[:] -= zero
-    columns = asdict(spans)
-    del spans  # each column is let go when it is in order
-    timeline = timeline_of(columns, keep, read)
+    zero = int(spans["start_ns"][keep].min())
+    spans["start_ns"] -= zero
+    timeline = timeline_of(spans, keep, read)
     if not (timeline.category != Category.UNKNOWN).any():
         raise TraceError(
             f"{path} is a Chrome trace of another program: none of its {len(timeline):,} spans has a category that "
@@ -71,7 +67,7 @@ def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None) -> Tr
         step_marks_duplicated=int((copies & (timeline.category == Category.GPU_USER_ANNOTATION)).sum()),
     )
     origin = complete(origin, text.head, text.tail, damage)
-    return Trace(timeline, _memory(read, zero), replace(origin, damage=_damage(text, damage)))
+    return Trace(timeline, _memory(read, zero), replace(origin, damage=(*text.damage, *damage.kinds.values())))
 
 
 def _decoded(text: TraceText) -> tuple[Columns, DamageCount]:
@@ -83,69 +79,85 @@ def _decoded(text: TraceText) -> tuple[Columns, DamageCount]:
     return columns, decoder.damage
 
 
-def _joined(read: Columns) -> SpanColumns:
-    """All pieces as one. `read` has none afterwards: a column's pieces are let go as soon as it is whole."""
-    pieces = [asdict(columns) for columns in read.spans]
-    read.spans.clear()
-    offsets = np.cumsum([0, *(len(p["start_ns"]) for p in pieces)])
-    extra = [p.pop("extra") for p in pieces]
-    rows = [p.pop("extra_rows") for p in pieces]
-    names = dict.fromkeys(name for columns in extra for name in columns)
-
-    def column(name: str) -> Float64:
-        given = (columns.pop(name, None) for columns in extra)
-        return np.concatenate([np.full(len(r), np.nan) if c is None else c for c, r in zip(given, rows, strict=True)])
-
-    return SpanColumns(
-        **{name: np.concatenate([p.pop(name) for p in pieces]) for name in list(pieces[0])},
-        extra_rows=np.concatenate([r + o for r, o in zip(rows, offsets[:-1], strict=True)]),
-        extra={name: column(name) for name in names},
-    )
-
-
-def _plausible(spans: SpanColumns, damage: DamageCount) -> npt.NDArray[np.bool_]:
+def _plausible(spans: Table, damage: DamageCount) -> npt.NDArray[np.bool_]:
     """Rows to keep. Times a day away from the others, or longer, are broken."""
-    keep = is_kept(spans.category)
+    resolve_accelerator(spans["category"], spans["correlation"])
+    keep, start = is_kept(spans["category"]), spans["start_ns"]
     if not keep.any():
         return keep
-    middle = int(np.median(spans.start_ns[keep]))
-    near = (np.abs(spans.start_ns // 2 - middle // 2) < FAR_NS // 2) & (spans.duration_ns < FAR_NS)
+    middle = int(np.median(start[keep]))
+    near = (np.abs(start // 2 - middle // 2) < FAR_NS // 2) & (spans["duration_ns"] < FAR_NS)
     damage.note("broken times", "a day or more away from the other spans", int((keep & ~near).sum()))
-    return keep & near
+    return np.asarray(keep & near)
 
 
-def timeline_of(columns: dict[str, Any], keep: npt.NDArray[np.bool_], numbering: Columns) -> Timeline:
-    """The rows to keep in order, from the begin of the clock to the last end; `numbering` is of names and lanes.
+def timeline_of(columns: Table, keep: npt.NDArray[np.bool_], read: Columns) -> Timeline:
+    """The rows to keep in order, from the begin of the clock to the last end.
 
-    `columns`, those of SpanColumns, are empty afterwards.
+    `columns`, those of all spans of `read`, are empty afterwards: each column is let go when it is in order.
     """
-    names = tuple(numbering.names)
+    names = tuple(read.names)
     used = np.flatnonzero(np.bincount(columns["lane_key"][keep])).tolist()
-    lanes = Lanes(list(numbering.lane_keys), used, numbering.labels)
+    lanes, of_key = _lanes(list(read.lane_keys), used, read.labels)
     order = _parents_first(columns["start_ns"], columns["duration_ns"], np.flatnonzero(keep))
-    name_id = columns.pop("name_id")[order]
-    category = columns.pop("category")[order]
+    name_id, category, start, duration, correlation, lane_key = (
+        columns.pop(name)[order]
+        for name in ("name_id", "category", "start_ns", "duration_ns", "correlation", "lane_key")
+    )
     marks = np.array([is_annotation(n) for n in names], bool)
     category[marks[name_id] & (category == Category.CPU_OP)] = Category.USER_ANNOTATION
-    lane_id = lanes.of_key[columns.pop("lane_key")[order]]
-    start, duration = columns.pop("start_ns")[order], columns.pop("duration_ns")[order]
-    training = _training_lane(names, name_id, category, lane_id, duration, lanes.lanes)
+    lane_id = of_key[lane_key]
+    training = _training_lane(names, name_id, category, lane_id, duration, lanes)
+    if training is not None:
+        lanes[training] = replace(lanes[training], label="training thread")
     return Timeline(
         start_ns=start,
         duration_ns=duration,
         name_id=name_id,
         category=category,
         lane_id=lane_id,
-        correlation=np.maximum(columns.pop("correlation")[order], 0),
+        correlation=np.maximum(correlation, 0),
         names=names,
-        lanes=tuple(
-            Lane(lane.kind, lane.process, lane.number, "training thread") if i == training else lane
-            for i, lane in enumerate(lanes.lanes)
-        ),
+        lanes=tuple(lanes),
         window_ns=(0, int((start + duration).max(initial=0))),
         training_lane=training,
-        extra=_spread(columns.pop("extra"), columns.pop("extra_rows"), len(keep), order),
+        extra=read.extra(order),
     )
+
+
+def _lanes(keys: Sequence[Key], used: Sequence[int], labels: Sequence[Label]) -> tuple[list[Lane], Int32]:
+    """The threads and streams behind the used keys, and the lane of each key: numbers are spelled in several ways."""
+    nameless: dict[str, int] = {}  # texts without a number ("Spans") are numbered below -1
+
+    def number(value: Value) -> int:
+        found = _identifier(value)
+        return nameless.setdefault(str(value), -2 - len(nameless)) if found is None else found
+
+    named = [(e, str(e.args.name).strip()) for e in labels if e.name == "thread_name" and e.args and e.args.name]
+    names = {(number(e.pid), number(e.tid)): name for e, name in named}
+    lanes: dict[tuple[str, int, int], tuple[int, Lane]] = {}
+    of_key = np.zeros(len(keys), np.int32)
+    for i in used:
+        *device, process, thread = keys[i]
+        p, n = number(process), number(thread)
+        if device:
+            lane = Lane("stream", p, n, f"GPU {p} stream {n}")
+        else:
+            text = thread if isinstance(thread, str) and not thread.isdigit() else f"thread {n}"
+            lane = Lane("thread", p, n, names.get((p, n)) or text)
+        of_key[i], _ = lanes.setdefault((lane.kind, p, n), (len(lanes), lane))
+    return [lane for _, lane in lanes.values()], of_key
+
+
+def _identifier(value: Value) -> int | None:
+    """A process, thread, device or stream number: also the last number in a text ("stream 7", "0x7f…")."""
+    if not isinstance(value, str):
+        return -1 if value is None else integer(value, -1)
+    text = value.strip()
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
+        return integer(text, -1)
+    number = _LAST_NUMBER.search(text)
+    return integer(number[1], -1) if number else None
 
 
 def _parents_first(start: Int64, duration: Int64, rows: Int64) -> Int64:
@@ -156,19 +168,6 @@ def _parents_first(start: Int64, duration: Int64, rows: Int64) -> Int64:
     among = order[tied]
     order[tied] = among[np.lexsort((-duration[among], start[among]))]
     return order
-
-
-def _spread(extra: dict[str, Float64], rows: Int64, total: int, order: Int64) -> dict[str, Float64]:
-    """A value for every span, NaN where it has none."""
-    place = np.full(total, -1, np.int32)
-    place[rows] = np.arange(len(rows), dtype=np.int32)
-    given = place[order]
-    has = given >= 0
-    columns = {}
-    for name in list(extra):
-        columns[name] = np.full(len(order), np.nan)
-        columns[name][has] = extra.pop(name)[given[has]]
-    return columns
 
 
 def _training_lane(
@@ -189,8 +188,8 @@ def _training_lane(
             time = np.bincount(lane_id[rows], weights=duration[rows], minlength=len(lanes))
             count = np.bincount(lane_id[rows], minlength=len(lanes))
             return int(np.lexsort((count, time))[-1])
-    for wanted in (Category.CPU_OP, Category.CUDA_RUNTIME, Category.PYTHON_FUNCTION):
-        rows = host & (category == wanted)
+    for kind in (Category.CPU_OP, Category.CUDA_RUNTIME, Category.PYTHON_FUNCTION):
+        rows = host & (category == kind)
         if rows.any():
             return int(np.bincount(lane_id[rows], minlength=len(lanes)).argmax())
     return None
@@ -199,20 +198,15 @@ def _training_lane(
 def _memory(read: Columns, zero: int) -> MemoryEvents | None:
     if not read.memory:
         return None
-    pieces = [asdict(columns) for columns in read.memory]
-    whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in MemoryEvents.__struct_fields__}
+    fields = MemoryEvents.__struct_fields__
+    whole = {name: np.concatenate([getattr(piece, name) for piece in read.memory]) for name in fields}
     whole["t_ns"] = whole["t_ns"] - zero
     order = np.argsort(whole["t_ns"], kind="stable")
     return MemoryEvents(**{name: column[order] for name, column in whole.items()})
 
 
-def _damage(text: TraceText, damage: DamageCount) -> tuple[Damage, ...]:
-    of_file = [Damage(name, 1, detail) for name, detail in text.damage]
-    return (*of_file, *(Damage(name, noted.count, noted.where) for name, noted in damage.noted.items()))
-
-
 def _nothing(path: Path, text: TraceText, read: Columns, damage: DamageCount) -> str:
-    broken = "; ".join(f"{d.name}: {d.count:,}, {d.detail}" for d in _damage(text, damage))
+    broken = "; ".join(f"{d.name}: {d.count:,}, {d.detail}" for d in (*text.damage, *damage.kinds.values()))
     return (
         f"{path} holds no span: {read.events_read:,} events were read from {text.text_bytes:,} bytes of text"
         f"{f' ({broken})' if broken else ''}. Record the trace again, and let the profiler stop before it is exported."
@@ -220,6 +214,15 @@ def _nothing(path: Path, text: TraceText, read: Columns, damage: DamageCount) ->
 
 
 _OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
+_FIGURES = {  # of a device, by the names that profilers have given them
+    "total_memory_bytes": ("totalGlobalMem",),
+    "sm_count": ("numSms",),
+    "warp_size": ("warpSize",),
+    "max_threads_per_sm": ("maxThreadsPerMultiprocessor",),
+    "max_threads_per_block": ("maxThreadsPerBlock",),
+    "registers_per_sm": ("regsPerMultiprocessor",),
+    "shared_memory_per_sm_bytes": ("sharedMemPerMultiprocessor", "maxSharedMemoryPerMultiProcessor"),
+}
 _VERSIONS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "cupti", "roctracer", "torch", "pytorch")
 
 
@@ -278,22 +281,14 @@ def _spelled(name: str, value: int | float | str) -> str:
     return str(value)[:100]
 
 
-def _device(given: Mapping[str, object], position: int) -> DeviceProperties:
-    major, minor = _whole(given.get("computeMajor")), _whole(given.get("computeMinor"))
-    number = _whole(given.get("id"))
+def _device(fields: Mapping[str, object], position: int) -> DeviceProperties:
+    major, minor = _whole(fields.get("computeMajor")), _whole(fields.get("computeMinor"))
+    number = _whole(fields.get("id"))
     return DeviceProperties(
         id=position if number is None else number,
-        name=_text(given.get("name")),
-        total_memory_bytes=_whole(given.get("totalGlobalMem")),
-        sm_count=_whole(given.get("numSms")),
+        name=_text(fields.get("name")),
         compute_capability=None if major is None or minor is None else f"{major}.{minor}",
-        warp_size=_whole(given.get("warpSize")),
-        max_threads_per_sm=_whole(given.get("maxThreadsPerMultiprocessor")),
-        max_threads_per_block=_whole(given.get("maxThreadsPerBlock")),
-        registers_per_sm=_whole(given.get("regsPerMultiprocessor")),
-        shared_memory_per_sm_bytes=_whole(
-            given.get("sharedMemPerMultiprocessor", given.get("maxSharedMemoryPerMultiProcessor"))
-        ),
+        **{ours: _whole(fields.get(next((n for n in names if n in fields), ""))) for ours, names in _FIGURES.items()},
     )
 
 

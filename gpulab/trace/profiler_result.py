@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
-from gpulab.trace.columns import ON_DEVICE, Columns, SpanColumns, category_of, extra_columns, is_kept
+from gpulab.trace.columns import ON_DEVICE, Columns, Table, category_of, extra_columns, is_kept
 from gpulab.trace.events import Args
 from gpulab.trace.kineto_file import timeline_of
 
@@ -42,14 +42,15 @@ class Recording(Struct, frozen=True):
         the recording began was ours. Kineto's clock is tied to ours by a marked span that began within microseconds of
         a reading of our clock.
         """
-        spans, numbering = _read(self.profile.profiler.kineto_results.events())
-        spans.start_ns[:] += self._clock_offset_ns(spans, numbering.names) - origin_ns
-        on_device = np.isin(spans.category, ON_DEVICE)
+        read = _read(self.profile.profiler.kineto_results.events())
+        spans = read.joined()
+        spans["start_ns"] += self._clock_offset_ns(spans, read.names) - origin_ns
+        on_device = np.isin(spans["category"], ON_DEVICE)
         # the profiler waits for the device before it stops, so the window ends when the device has
-        device_end = (spans.start_ns + spans.duration_ns)[on_device].max(initial=0)
+        device_end = (spans["start_ns"] + spans["duration_ns"])[on_device].max(initial=0)
         window_ns = self.began_ns - origin_ns, max(self.ended_ns - origin_ns, int(device_end))
-        keep = is_kept(spans.category) & (spans.start_ns >= window_ns[0])
-        timeline = replace(timeline_of(msgspec.structs.asdict(spans), keep, numbering), window_ns=window_ns)
+        keep = is_kept(spans["category"]) & (spans["start_ns"] >= window_ns[0])
+        timeline = replace(timeline_of(spans, keep, read), window_ns=window_ns)
         return timeline if event_limit is None else cut(timeline, event_limit)
 
     def write(self, path: Path) -> None:
@@ -63,11 +64,11 @@ class Recording(Struct, frozen=True):
             with plain.open("rb") as source, _gzip(path) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
 
-    def _clock_offset_ns(self, spans: SpanColumns, names: Mapping[str, int]) -> int:
+    def _clock_offset_ns(self, spans: Table, names: Mapping[str, int]) -> int:
         """What to add to Kineto's time to get perf_counter_ns."""
         if CLOCK_MARK not in names:
             return time.perf_counter_ns() - time.time_ns()
-        return self.clock_ns - int(spans.start_ns[spans.name_id == names[CLOCK_MARK]].max())
+        return self.clock_ns - int(spans["start_ns"][spans["name_id"] == names[CLOCK_MARK]].max())
 
 
 def cut(timeline: Timeline, limit: int) -> Timeline:
@@ -91,31 +92,29 @@ def _gzip(path: Path) -> Any:
     return igzip.open(path, "wb", compresslevel=1)  # type: ignore[no-untyped-call]
 
 
-def _read(events: list[Any]) -> tuple[SpanColumns, Columns]:
-    """Kineto's events, still on Kineto's clock, and the numbering of their names and lanes."""
-    numbering, n = Columns(), len(events)
+def _read(events: list[Any]) -> Columns:
+    """Kineto's events, still on Kineto's clock."""
+    read, n = Columns(), len(events)
     event = type(events[0]) if events else None  # its methods, called without a look-up per event
 
     def column(method: str) -> Int64:
         return np.fromiter(map(getattr(event, method), events) if events else (), np.int64, n)
 
     category, resource = _categories(events), column("device_resource_id")
-    lane = np.fromiter(map(numbering.lane_keys.__getitem__, [(0, number) for number in resource.tolist()]), np.int32, n)
+    lane = np.fromiter(map(read.lane_keys.__getitem__, [(0, number) for number in resource.tolist()]), np.int32, n)
     for row in np.flatnonzero(np.isin(category, ON_DEVICE)).tolist():
-        lane[row] = numbering.lane_keys["device", events[row].device_index(), int(resource[row])]
-    spelled = [e.name() for e in events]
+        lane[row] = read.lane_keys["device", events[row].device_index(), int(resource[row])]
     work = np.flatnonzero(np.isin(category, DEVICE_CATEGORIES))
-    spans = SpanColumns(
+    read.append_extra(work, extra_columns(_arguments(events, work)))
+    read.append(
         start_ns=column("start_ns"),
         duration_ns=np.maximum(column("duration_ns"), 0),
-        name_id=np.fromiter(map(numbering.names.__getitem__, spelled), np.int32, n),
+        name_id=np.fromiter(map(read.names.__getitem__, [e.name() for e in events]), np.int32, n),
         category=category,
         lane_key=lane,
         correlation=column("correlation_id"),
-        extra_rows=work,
-        extra=extra_columns(_arguments(events, work)),
     )
-    return spans, numbering
+    return read
 
 
 def _arguments(events: list[Any], rows: Int64) -> list[Args]:
@@ -138,9 +137,7 @@ def _categories(events: list[Any]) -> UInt8:
     n = len(events)
     if not events or not hasattr(events[0], "activity_type"):
         return np.fromiter(map(_category_by_name, events), np.uint8, n)
-    spelled = list(map(type(events[0]).activity_type, events))
-    table = {name: category_of(name) for name in set(spelled)}
-    return np.fromiter(map(table.__getitem__, spelled), np.uint8, n)
+    return np.fromiter(map(category_of, map(type(events[0]).activity_type, events)), np.uint8, n)
 
 
 def _category_by_name(event: Any) -> int:

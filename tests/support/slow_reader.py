@@ -44,7 +44,6 @@ MARKS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimize
 EXTRA = {
     "bytes": "bytes",
     "blocks_per_sm": "blocks per SM",
-    "warps_per_sm": "warps per SM",
     "occupancy_pct": "est. achieved occupancy %",
 }
 
