@@ -18,7 +18,7 @@ from gpulab.api.job_report import last_job_report
 from gpulab.api.reading import report
 from gpulab.api.runs_command import runs
 from gpulab.capture.job import JOB, current_job
-from gpulab.capture.loader_facts import deaths_unheard
+from gpulab.capture.loader_facts import ignoring_worker_deaths
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.threads import outcome_of, stop_behind
 from gpulab.errors import GpulabError, StoreError, UsageError
@@ -169,7 +169,7 @@ class profile:
     ) -> bool:
         return self.__exit__(kind, error, trace)
 
-    @deaths_unheard()
+    @ignoring_worker_deaths()
     def _end(self, outcome: Outcome, detail: str) -> None:
         assert self._capture is not None
         try:

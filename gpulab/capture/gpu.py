@@ -149,15 +149,6 @@ def _reading(stats: dict[str, Any]) -> _Reading:
     return _Reading(allocated["current"], allocated["peak"], reserved["current"], reserved["peak"])
 
 
-class Moved(Struct, frozen=True):
-    """The device that a run really used, its curves without those of a wrong GPU, and notes for the user."""
-
-    device: Device
-    samples: Samples
-    choices: tuple[Choice, ...] = ()
-    missing: tuple[Missing, ...] = ()
-
-
 def working_gpus(timeline: Timeline | None) -> list[int]:
     """The numbers of the GPUs that worked in a trace, the busiest first."""
     if timeline is None:
@@ -167,24 +158,21 @@ def working_gpus(timeline: Timeline | None) -> list[int]:
     return sorted(busy, key=lambda i: -busy[i])
 
 
-def moved(device: Device, worked: Sequence[int], samples: Samples) -> Moved:
-    """The same device and curves, unless only other GPUs worked: then those of the busiest.
+def other_device(
+    device: Device, worked: Sequence[int], samples: Samples
+) -> tuple[Device, Samples, Choice, tuple[Missing, ...]] | None:
+    """The busiest GPU, the curves without those of the assumed one, and notes; None where that one worked itself.
 
     `worked` are numbers of GPUs, the busiest first.
     """
     if device.kind != "cuda" or not worked or device.index in worked:
-        return Moved(device, samples)
-    used = worked[0]
+        return None
     try:
-        device_used = detect_device(f"cuda:{used}")
+        other = detect_device(f"cuda:{worked[0]}")
     except UsageError:
-        return Moved(device, samples)
-    reason = f"the code ran on GPU {used}, and not on GPU {device.index}, which was assumed when the run began"
-    others = tuple(s for s in samples.series if not s.source.startswith("NVML"))
-    lost = (Missing("GPU curves", f"they were of GPU {device.index}: {reason}", key="curves"),)
-    return Moved(
-        device_used,
-        Samples(others),
-        (Choice("device", f"GPU {used}: {device_used.name}", reason),),
-        lost if len(others) < len(samples.series) else (),
-    )
+        return None
+    reason = f"the code ran on GPU {worked[0]}, and not on GPU {device.index}, which was assumed when the run began"
+    curves = Samples(tuple(s for s in samples.series if not s.source.startswith("NVML")))
+    missing = (Missing("GPU curves", f"they were of GPU {device.index}: {reason}", key="curves"),)
+    choice = Choice("device", f"GPU {worked[0]}: {other.name}", reason)
+    return other, curves, choice, missing if len(curves.series) < len(samples.series) else ()

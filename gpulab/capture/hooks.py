@@ -107,7 +107,7 @@ def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> Hook:
     models.enter_context(before_calls(wrapped, "forward", pilot.model_inputs.called))
     models.callback(pilot.model_inputs.close)
     if in_ranks:
-        pilot.model_inputs.hear_first()
+        pilot.model_inputs.count_first_model()
     undo.callback(modules.close)
     pilot.compilations.begin(undo)
     undo.enter_context(compile_hook(pilot.compilations.poll, modules.close, models.close))

@@ -238,7 +238,7 @@ class Workers:
 
 
 @contextmanager
-def deaths_unheard() -> Iterator[None]:
+def ignoring_worker_deaths() -> Iterator[None]:
     """Inside, torch does not raise that a worker died, which it would do in the middle of gpulab's own work.
 
     Its signal handler checks all workers, also those of earlier cells, whenever any child process ends, as gpulab's do

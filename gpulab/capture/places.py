@@ -166,33 +166,21 @@ def lines_above(code: str, source: str) -> int:
 
 def units_of(lines: Sequence[str], line: int) -> tuple[Lines, ...]:
     """The units around this line within its function, innermost first: its statement of several lines, and loops."""
-    if len(lines) > _LONGEST_SOURCE:
-        return ()
-    within = [unit for unit in _units("".join(_ended(lines))) if unit[0] <= line <= unit[1]]
-    scope = max((unit for unit in within if unit[2] == "scope"), key=lambda unit: unit[0], default=(0, 0, "scope"))
-    return tuple(
-        sorted(((a, b) for a, b, kind in within if kind == "unit" and a > scope[0]), key=lambda u: u[1] - u[0])
-    )
-
-
-def _ended(lines: Sequence[str]) -> Iterator[str]:
-    return (line if line.endswith("\n") else line + "\n" for line in lines)
-
-
-@functools.lru_cache(maxsize=16)
-def _units(source: str) -> tuple[tuple[int, int, str], ...]:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    return tuple(_of_tree(tree))
-
-
-def _of_tree(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.stmt) or node.end_lineno is None:
+    units: list[Lines] = []
+    tree = _tree("\n".join(text.rstrip("\n") for text in lines)) if len(lines) <= _LONGEST_SOURCE else None
+    for node in ast.walk(tree) if tree is not None else ():  # from outside inwards
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (last := node.end_lineno or 0):
             continue
         if isinstance(node, _SCOPES):
-            yield node.lineno, node.end_lineno, "scope"
-        elif isinstance(node, _LOOPS) or (not isinstance(node, _COMPOUND) and node.end_lineno > node.lineno):
-            yield node.lineno, node.end_lineno, "unit"
+            units.clear()
+        elif isinstance(node, _LOOPS) or (not isinstance(node, _COMPOUND) and last > node.lineno):
+            units.append((node.lineno, last))
+    return tuple(sorted(units, key=lambda unit: unit[1] - unit[0]))
+
+
+@functools.lru_cache(maxsize=4)
+def _tree(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None

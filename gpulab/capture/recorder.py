@@ -16,10 +16,10 @@ from gpulab.capture import threads
 from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.batch_clock import LoadingClock
 from gpulab.capture.calls import OUTSIDE, WITHIN, call_samples, loading_samples, own_batches, stack_samples
-from gpulab.capture.gpu import PeakMemory, moved, working_gpus
+from gpulab.capture.gpu import PeakMemory, other_device, working_gpus
 from gpulab.capture.hooks import install_pauses
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
-from gpulab.capture.loader_facts import deaths_unheard
+from gpulab.capture.loader_facts import ignoring_worker_deaths
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot
 from gpulab.capture.places import Naming, lines_above
 from gpulab.capture.profiler import Window, stays
@@ -160,7 +160,7 @@ class Capture:
         self._begins_ns = self._pilot.starts()  # the user's code
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
-    @deaths_unheard()
+    @ignoring_worker_deaths()
     def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, WriteTrace | None]:
         """Remove every hook and end the child processes; returns the record, and a function that writes its trace.
 
@@ -467,11 +467,11 @@ class Capture:
         events, peaks = self._pilot.events, self._pilot.peaks
         grew, timed = peaks.busiest() if peaks is not None else None, events.index if events is not None else None
         worked = working_gpus(timeline) or [index for index in (grew, timed) if index is not None]
-        right = moved(self.device, worked, samples)
-        self.device = right.device
-        self._choices += right.choices
-        self._missing += right.missing
-        return right.samples
+        if (other := other_device(self.device, worked, samples)) is not None:
+            self.device, samples, choice, missing = other
+            self._choices.append(choice)
+            self._missing += missing
+        return samples
 
     def _check_device(self, timeline: Timeline) -> None:
         """Where there is a GPU: whether the profiled code used it, and whether the trace has its kernels."""

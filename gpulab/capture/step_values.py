@@ -121,7 +121,7 @@ class ModelInputs:
         self._first = ExitStack()  # the hooks of that module
         self._wrapped = False  # in DistributedDataParallel
 
-    def hear_first(self) -> None:
+    def count_first_model(self) -> None:
         """Find the first module called on this thread that learns, and count the inputs of its calls."""
         from torch import is_grad_enabled
 

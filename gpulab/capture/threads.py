@@ -310,7 +310,7 @@ class Deadline:
         self._otherwise = otherwise
         self._reachable = threading.current_thread() is threading.main_thread()
         self._over = threading.Event()
-        self._knocking = False
+        self._is_pending = False
         self._started = False
         self._turn = threading.RLock()  # Stop comes from another thread than the end of the run
         self._process = os.getpid()
@@ -337,23 +337,23 @@ class Deadline:
                 continue
             if not self._reachable:
                 return self._otherwise()
-            if not self._knocking:
-                self._knocking = _on_main_thread(self._knocked)
+            if not self._is_pending:
+                self._is_pending = _on_main_thread(self._call_due)
             wait_s = RETRY_S
 
-    def _knocked(self) -> None:
-        self._knocking = False
+    def _call_due(self) -> None:
+        self._is_pending = False
         if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits what is pending
             return
-        knock = sys._getframe().f_back  # the frame of `_Knock.__bool__`
-        if not within_gpulab(knock.f_back if knock is not None else None):
+        caller = sys._getframe().f_back  # the frame of `_Knock.__bool__`
+        if not within_gpulab(caller.f_back if caller is not None else None):
             self._due()
 
 
-_waiting: set[_Knock] = set()  # the interpreter keeps no reference of its own
+_waiting: set[_PendingCall] = set()  # the interpreter keeps no reference of its own
 
 
-class _Knock:
+class _PendingCall:
     """An object whose truth value the main thread takes between two bytecodes, where exceptions (an interrupt) pass."""
 
     def __init__(self, task: Callable[[], None]) -> None:
@@ -370,9 +370,9 @@ def _on_main_thread(task: Callable[[], None]) -> bool:
     add = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object)(
         ("Py_AddPendingCall", ctypes.pythonapi)  # a prototype of its own, which changes nobody else's
     )  # PyObject_IsTrue has the signature of a pending call
-    knock = _Knock(task)
-    _waiting.add(knock)
-    if add(ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p), knock) == 0:
+    caller = _PendingCall(task)
+    _waiting.add(caller)
+    if add(ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p), caller) == 0:
         return True
-    _waiting.discard(knock)  # the interpreter's queue is full
+    _waiting.discard(caller)  # the interpreter's queue is full
     return False

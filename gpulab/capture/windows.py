@@ -109,11 +109,6 @@ class Phases:
         return self._window is not None
 
     @property
-    def profiled(self) -> bool:
-        """Whether there is a recording and no open window."""
-        return self.recording is not None and self._window is None
-
-    @property
     def cost_ns(self) -> int:
         """Time spent in starting and stopping the profiler so far."""
         return self.start_cost_ns + self.stop_cost_ns

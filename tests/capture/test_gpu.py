@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpulab.capture import gpu
-from gpulab.capture.gpu import Moved, PeakMemory, count_anew, moved, working_gpus
+from gpulab.capture.gpu import PeakMemory, count_anew, other_device, working_gpus
 from gpulab.run import Category, Choice, Device, Memory, Missing, Samples, Series, Settings
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution, Stopper, run_full
@@ -211,12 +211,13 @@ def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
     watch = PeakMemory()
     fake_cuda.start(1)
     block = fake_cuda.allocate(2**30, index=1)
-    found = moved(FIRST, [watch.busiest() or 0], CURVES)
-    assert (found.device.index, found.device.uuid) == (1, "0000-1")
-    assert [s.name for s in found.samples.series] == ["cpu_pct"]
-    (choice,), (missing,) = found.choices, found.missing
+    found = other_device(FIRST, [watch.busiest() or 0], CURVES)
+    assert found is not None
+    device, curves, choice, (missing,) = found
+    assert (device.index, device.uuid) == (1, "0000-1")
+    assert [s.name for s in curves.series] == ["cpu_pct"]
     assert "GPU 1" in choice.value and "GPU 0" in missing.reason and missing.key == "curves"
-    assert watch.peaks(found.device, {})[0].peak_allocated_bytes == block.size_bytes
+    assert watch.peaks(device, {})[0].peak_allocated_bytes == block.size_bytes
     assert fake_cuda.contexts == []
 
 
@@ -226,4 +227,4 @@ def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
 def test_the_device_that_stays(device: Device, worked: list[int], fake_cuda: FakeCuda) -> None:
     """The assumed one worked too, or torch sees no GPU of that number, or it is the CPU."""
     fake_cuda.start(0)
-    assert moved(device, worked, CURVES) == Moved(device, CURVES)
+    assert other_device(device, worked, CURVES) is None
