@@ -88,7 +88,7 @@ class Capture:
         self._thresholds = _thresholds()
         self._alerts = Alerts(self._thresholds)
         self._own_ns = 0
-        self._turn = False
+        self._turn = ExitStack()  # while this thread measures
         self._begins_ns = 0
         self._document_state: tuple[object, ...] = ()  # of the journal's document
         self._arrived_ns = 0  # at the newest collective in the journal
@@ -109,8 +109,7 @@ class Capture:
         """Begin to measure. Raises UsageError for an impossible device, or where another thread measures."""
         global active
         self.device = detect_device(self.settings.device)
-        threads.begin_measuring()
-        self._turn = True
+        self._turn.enter_context(threads.measuring())
         self._origin_ns = perf_counter_ns()
         self._created = datetime.now(UTC)
         self._id = new_id(self._created)
@@ -178,9 +177,7 @@ class Capture:
             return self._finished
         finally:
             self._stacks.stop()
-            if self._turn:
-                self._turn = False
-                threads.end_measuring()
+            self._turn.close()
 
     def close(self) -> None:
         """Call this once the run is stored, or is not to be stored. A SIGTERM that came meanwhile takes effect now."""

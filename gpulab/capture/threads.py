@@ -46,8 +46,14 @@ _lock = threading.Lock()
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-def begin_measuring() -> None:
-    """Begin to measure on this thread, possibly within another run of it. Raises UsageError where another one does."""
+def measures_here() -> bool:
+    """Whether a run is under way on this thread."""
+    return threading.current_thread() in _owners
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Measure on this thread, possibly within another run of it. Raises UsageError where another thread measures."""
     me = threading.current_thread()
     with _lock:
         _owners[:] = [owner for owner in _owners if owner.is_alive()]
@@ -55,28 +61,12 @@ def begin_measuring() -> None:
         if other is not None:
             raise UsageError(BUSY.format(name=other.name))
         _owners.append(me)
-
-
-def measures_here() -> bool:
-    """Whether a run is under way on this thread."""
-    return threading.current_thread() in _owners
-
-
-def end_measuring() -> None:
-    """The innermost run of this thread has ended. Does nothing without one."""
-    with _lock:
-        if measures_here():
-            _owners.remove(threading.current_thread())
-
-
-@contextmanager
-def measuring() -> Iterator[None]:
-    """Measure on this thread inside. Raises UsageError where another thread does."""
-    begin_measuring()
     try:
         yield
     finally:
-        end_measuring()
+        with _lock:
+            if me in _owners:
+                _owners.remove(me)
 
 
 # -- the end of a run amid the user's code -----------------------------------------------------------------------------

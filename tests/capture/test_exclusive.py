@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -68,5 +69,6 @@ def test_the_place_is_free_again_after_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_thread_that_has_ended_holds_nothing() -> None:
-    assert on_another_thread(threads.begin_measuring) is None
-    profiled()
+    with ExitStack() as late:
+        assert on_another_thread(lambda: late.enter_context(threads.measuring())) is None
+        profiled()
