@@ -78,14 +78,6 @@ SAVES = (
     ("os", "", "fsync"),
     ("os", "", "fdatasync"),
 )
-PATCHED = (
-    *((p.module, p.owner, p.name) for p in POINTS),
-    *(row[:3] for row in (*SWITCHES, *LOADING)),
-    *SAVES,
-    ("torch", "", "compile"),
-    ("torch.nn.parallel", "DistributedDataParallel", "forward"),
-    ("torch.amp", "GradScaler", "scale"),
-)
 
 
 def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> Hook:

@@ -28,14 +28,15 @@ REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
     ("io", ""): ("open",),
     ("multiprocessing.process", "BaseProcess"): ("start",),
     ("os", ""): ("open",),
-    ("torch", ""): ("set_anomaly_enabled",),
+    ("torch", ""): ("compile", "set_anomaly_enabled"),
     ("torch", "Tensor"): (),
     ("torch._dynamo.eval_frame", "OptimizedModule"): ("_initialize",),
+    ("torch.amp", "GradScaler"): ("scale",),
     ("torch.amp.autocast_mode", "autocast"): ("__enter__",),
     ("torch.distributed.distributed_c10d", ""): ("_update_default_pg",),
     ("torch.distributions", "Distribution"): ("__init__",),
     ("torch.nn", "Module"): ("__call__",),
-    ("torch.nn.parallel", "DistributedDataParallel"): ("__init__",),
+    ("torch.nn.parallel", "DistributedDataParallel"): ("__init__", "forward"),
     ("torch.optim.optimizer", "Optimizer"): (),
     ("torch.profiler.profiler", ""): ("_warn_once", "torch"),
     (_LOADERS, "DataLoader"): ("__len__",),
@@ -70,10 +71,13 @@ def _replaced(*, sweep: bool) -> Iterator[str]:
 
 
 def replaced() -> dict[tuple[str, str], tuple[str, ...]]:
-    """All that may be replaced by now: with the table of the hooks, once they are imported."""
+    """All that may be replaced by now: with the tables of the hooks, once they are imported."""
     table = dict(REPLACED)
-    for module, owner, name in getattr(sys.modules.get("gpulab.capture.hooks"), "PATCHED", ()):
-        table[module, owner] = (*table.get((module, owner), ()), name)
+    hooks = sys.modules.get("gpulab.capture.hooks")
+    if hooks is not None:
+        points = [(point.module, point.owner, point.name) for point in hooks.POINTS]
+        for module, owner, name, *_ in (*points, *hooks.SWITCHES, *hooks.LOADING, *hooks.SAVES):
+            table[module, owner] = (*table.get((module, owner), ()), name)
     return table
 
 
