@@ -66,7 +66,7 @@ class BenchOutput:
             self._twin.show({"text/html": twin, "text/plain": text})
 
     def close(self, html: str, text: str) -> None:
-        """Leave the HTML alone."""
+        """Remove the widget; the HTML stays."""
         if self._twin:
             self._twin.show({"text/html": html, "text/plain": text})
             self._widget.show({"text/plain": ""})
@@ -94,7 +94,7 @@ class Prints(Struct):
 
     @property
     def html(self) -> str:
-        """Folded; empty where it wrote nothing."""
+        """A folded section; empty where nothing was written."""
         if not self.text.strip():
             return ""
         text = escape(("…" if self.cut else "") + self.text.rstrip())
@@ -165,7 +165,7 @@ def _stream_replaced(name: str, prints: Prints) -> Iterator[None]:
 
 
 class MainThread:
-    """Runs tasks on the main thread, for those on other threads: when its event loop is free."""
+    """Runs tasks from other threads on the main thread, when its event loop is free."""
 
     def __init__(self) -> None:
         self._loop = _main_loop()
@@ -283,7 +283,7 @@ def rows_words(bench: Bench, rows: Sequence[Row], stopped: bool) -> str:
 
 
 def first_line(cell: str) -> str:
-    """By which a user knows their cell: its first line that is neither empty nor a comment."""
+    """The name of a cell for its user: its first line that is neither empty nor a comment."""
     lines = [line.strip() for line in cell.splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "a block of code")
 

@@ -18,7 +18,7 @@ from gpulab.api.diagnose import diagnosis_for_report, learned_here
 from gpulab.errors import UsageError
 from gpulab.formatting import speed_within
 from gpulab.knobs.catalogue import KNOBS, knobs_against
-from gpulab.knobs.knob import Knob, StepTimes, Value, written
+from gpulab.knobs.knob import Knob, Value, written
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import Variables
@@ -26,6 +26,7 @@ from gpulab.prediction.predict import Predictor
 from gpulab.prediction.prediction import Prediction
 from gpulab.store.folders import new_id
 from gpulab.tuning.bench import Bench, Row
+from gpulab.tuning.climb_policy import step_times
 from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.plan import Arm, Plan, arms_in
 from gpulab.tuning.record import Speed
@@ -68,26 +69,19 @@ def toggles_of(
     """
     if observation is None:
         return (), ""
-    there = [_toggle(knob, observation) for knob in knobs]
-    there, why = (there, "") if figures is None else _predicted(there, observation, figures)
-    return _ordered(there), why
-
-
-def _toggle(knob: Knob, observation: Observation) -> Toggle:
-    current = knob.value_in(observation)
-    return Toggle(knob, current, _why_fixed(knob, observation, current))
+    toggles = []
+    for knob in knobs:
+        current = knob.value_in(observation)
+        toggles.append(Toggle(knob, current, _why_fixed(knob, observation, current)))
+    toggles, why = (toggles, "") if figures is None else _predicted(toggles, observation, figures)
+    return _ordered(toggles), why
 
 
 def _why_fixed(knob: Knob, observation: Observation, current: Value | None) -> str:
     """Why there is no other value that it can have here; empty where there is one."""
     nearby = (1, current + 1) if type(current) is int else ()  # a dataset of 6 items takes batches of 1 to 6
-    reasons = [refusal(knob, observation, value) for value in (*knob.options, *nearby) if value != current]
-    return "" if not reasons or "" in reasons else reasons[0]
-
-
-def refusal(knob: Knob, observation: Observation, value: Value) -> str:
-    """Why it cannot be set to that value; empty where it can."""
-    return knob.refuses(observation, value) or ""
+    reasons = [knob.refuses(observation, value) for value in (*knob.options, *nearby) if value != current]
+    return (reasons[0] or "") if reasons and all(reasons) else ""
 
 
 def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Facts) -> tuple[list[Toggle], str]:
@@ -104,21 +98,23 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
     predictor = Predictor(figures, evidence)
     if predictor.refusal:
         return toggles, f"{NOTHING_EXPECTED}: {predictor.refusal}."
-    cores = figures.run.environment.usable_cores or 1.0
-    step, wait = figures.typical_step_us, figures.data_wait_us
-    times = StepTimes(cores, step.median if step else 0.0, wait.median if wait else None)
+    times = step_times(figures, figures.run.environment.usable_cores or 1.0)
 
     def best(toggle: Toggle) -> Toggle:
         knob, current = toggle.knob, toggle.current
+
+        def others(values: Iterable[Value]) -> list[Value]:
+            return [value for value in values if value != current and not knob.refuses(observation, value)]
+
         if toggle.reason:
             return toggle
-        values = [v for v in knob.next_values(current, times) if v != current and not refusal(knob, observation, v)]
-        if knob.name in proposals:  # the value that the report proposes
+        values = others(knob.next_values(current, times))
+        if knob.name in proposals:
             values = [knob.parse(proposals[knob.name])]
-        values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
-        predictions = [predictor.of({knob.name: written(v)}) for v in values[:_PROPOSED]]
-        useful = [p for p in predictions if p.ratio is not None]
-        most = min(useful, key=lambda p: p.ratio or 1.0, default=None)
+        values = values or others(knob.options)
+        predictions = [predictor.of({knob.name: written(value)}) for value in values[:_PROPOSED]]
+        useful = [prediction for prediction in predictions if prediction.ratio is not None]
+        most = min(useful, key=lambda prediction: prediction.ratio or 1.0, default=None)
         return replace(toggle, prediction=most, cost=_cost(most, figures) if most is not None else None)
 
     toggles = [best(toggle) for toggle in toggles]
@@ -233,7 +229,7 @@ def _data(
     if choice is None:
         reason = _why_fixed(knob, observation, current)
     else:
-        problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
+        problem, cautions = knob.refuses(observation, choice) or "", knob.cautions(observation, choice)
     failure, cost = failures.get(f"{knob.name}={toggle.proposal}", ""), toggle.cost
     if cost is not None and not (cost.pays and cost.cell_steps):
         cautions = (*cautions, f"expected {cost.words}")

@@ -17,11 +17,13 @@ from gpulab.tuning.record import LossComparison, LossVerdict, Side
 CLOCK_DIFFERS = 0.05
 MOST_PACKAGES = 6
 _UNKNOWN = ("", "not in the trace", "CPU (name not in the trace)", "GPU (name not in the trace)")
-_MACHINE: tuple[tuple[str, str], ...] = (
-    ("hostname", "machine"),
-    ("cpu", "CPU"),
-    ("usable_cores", "number of usable cores"),
-    ("python", "Python"),
+_SAME: tuple[tuple[str, Callable[[Run], object]], ...] = (
+    ("driver of the GPU", lambda run: run.device.details.get("driver")),
+    ("power cap of the GPU", lambda run: run.device.details.get("power_limit_w")),
+    ("machine", lambda run: run.environment.hostname),
+    ("CPU", lambda run: run.environment.cpu),
+    ("number of usable cores", lambda run: run.environment.usable_cores),
+    ("Python", lambda run: run.environment.python),
 )
 _LOADER_NAMES = {"batch_size": "batch size", "num_workers": "number of workers"}
 
@@ -35,7 +37,6 @@ def differences(a: Side, b: Side, *, sequential: bool) -> tuple[str, ...]:
     sentences = list(_without_effect(a, b))
     if a.facts is not None and b.facts is not None:
         run_a, run_b = a.facts.run, b.facts.run
-        sentences += _of_device(run_a, run_b)
         sentences += _of_machine(run_a, run_b)
         sentences += _of_dataset(run_a.loader, run_b.loader)
         if sequential:
@@ -56,21 +57,14 @@ def _without_effect(a: Side, b: Side) -> Iterator[str]:
                 yield f"{check.name}={check.value} had no effect: {check.evidence}."
 
 
-def _of_device(a: Run, b: Run) -> Iterator[str]:
+def _of_machine(a: Run, b: Run) -> Iterator[str]:
     if a.device.kind != b.device.kind or _differ(a.device.name, b.device.name):
         yield f"Other device: {a.device.name} and {b.device.name}."
     elif a.device.kind == "cuda" and _differ(a.device.uuid, b.device.uuid):
         yield f"Another GPU of the same model ({a.device.name})."
-    for key, name in (("driver", "driver"), ("power_limit_w", "power cap")):
-        if _differ(a.device.details.get(key), b.device.details.get(key)):
-            yield f"Other {name} of the GPU: {a.device.details[key]} and {b.device.details[key]}."
-
-
-def _of_machine(a: Run, b: Run) -> Iterator[str]:
-    for field, name in _MACHINE:
-        in_a, in_b = getattr(a.environment, field), getattr(b.environment, field)
-        if _differ(in_a, in_b):
-            yield f"Other {name}: {in_a} and {in_b}."
+    for name, value in _SAME:
+        if _differ(value(a), value(b)):
+            yield f"Other {name}: {value(a)} and {value(b)}."
     packages_a, packages_b = a.environment.packages, b.environment.packages
     changed = [p for p in packages_a if p in packages_b and packages_a[p] != packages_b[p]]
     changed.sort(key=lambda name: name != "torch")
