@@ -61,7 +61,7 @@ PAGES_OF_NAMES = {  # knob and cure are names of the API and of JSON
 
 READERS_OF_FINDINGS = (
     "diagnosis/diagnose.py", "diagnosis/ranks.py",
-    "prediction/predict.py", "tuning/climb_policy.py", "views/report/findings.py", "views/climb_sections.py",
+    "prediction/predict.py", "tuning/climb_policy.py", "views/report/findings.py", "views/climb.py",
 )  # fmt: skip
 WRITERS_OF_FIGURES = ("diagnosis/diagnose.py", "tuning/compare/headline.py", "views/wording.py")
 

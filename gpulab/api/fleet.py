@@ -146,8 +146,8 @@ def show_fleet(options: argparse.Namespace) -> Answer:
 
 def _offenders(view: FleetView, share: float) -> FleetView:
     jobs = tuple(job for job in view.jobs if job.idle_fraction is not None and job.idle_fraction >= share)
-    asked = ", ".join(filter(None, (view.asked, f"idle for {percent(share)} or more")))
-    return FleetView(Fleet(jobs, ()), view.places, asked, cpu=view.cpu)
+    conditions = ", ".join(filter(None, (view.conditions, f"idle for {percent(share)} or more")))
+    return FleetView(Fleet(jobs, ()), view.places, conditions, cpu=view.cpu)
 
 
 def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[Stored]:

@@ -86,7 +86,7 @@ class LiveJob:
         tail, finder = self._tails[path]
         try:
             tail.read()
-            heard_s = max(0.0, time.time() - (path / COLUMNS).stat().st_mtime)
+            silence_s = max(0.0, time.time() - (path / COLUMNS).stat().st_mtime)
         except (OSError, ValueError):
             return None
         start_ns, end_ns, wait_ns, _ = finder.rows_since(max(0, len(finder) - LATEST_STEPS)).T
@@ -102,7 +102,7 @@ class LiveJob:
             data_wait_us=float(np.mean(np.minimum(wait_ns, wall_ns))) / 1e3 if some else None,
             busy=_busy(tail, header),
             waits=None,
-            heard_s=heard_s,
+            silence_s=silence_s,
             has_ended=False,
         )
 

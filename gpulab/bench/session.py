@@ -55,8 +55,7 @@ from gpulab.tuning.resolve import observation_of
 from gpulab.tuning.runner import Runner
 from gpulab.views import bench as view
 from gpulab.views.bars import FactorAxis
-from gpulab.views.climb import Climbed
-from gpulab.views.climb_sections import origin
+from gpulab.views.climb import Climbed, origin
 from gpulab.views.comparison import Compared
 from gpulab.views.progress import Level, Status
 from gpulab.views.widgets import accept_stop, in_notebook

@@ -1,12 +1,12 @@
-"""What bars and lines show, as shares of a width: parts of a time, factors with their intervals on one axis, curves.
+"""The geometry of bars and lines as shares of a width: parts of a time, speedups with their intervals, curves.
 
-`templates/bars.html` draws it. Factors stand on their axis in logarithms, as far from 1 to 2 as from 1 to a half.
+`templates/bars.html` draws them. The axis of factors is logarithmic: 2 is as far from 1 as a half is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 from msgspec import Struct
@@ -56,7 +56,7 @@ def parts_key(bars: Iterable[Mapping[str, float]]) -> list[Segment]:
 
 
 class Path(Struct, frozen=True):
-    """A line, or an area, in SVG's words: 1000 wide and 100 high."""
+    """A line or an area as an SVG path, in a box 1000 wide and 100 high."""
 
     d: str
     colour: str
@@ -94,19 +94,19 @@ _CHARACTER_PX, _APART_PX = 7.0, 6.0
 
 
 class FactorAxis(Struct, frozen=True):
-    """From the lowest to the highest factor."""
+    """A logarithmic axis from the lowest to the highest factor."""
 
     low: float
     high: float
 
     def place(self, factor: float) -> float:
-        """Where a factor stands, as a share of the width; what lies outside, at the nearer end."""
+        """The position of a factor as a share of the width; a factor outside the axis stands at the nearer end."""
         share = math.log(factor / self.low) / math.log(self.high / self.low)
         return min(max(share, 0.0), 1.0)
 
 
 class Label(Struct, frozen=True):
-    """A word under an axis and the box that holds it: shares of the width."""
+    """The text below a tick and the box around it, in shares of the width."""
 
     words: str
     left: float
@@ -114,7 +114,7 @@ class Label(Struct, frozen=True):
 
 
 def axis_of(factors: Iterable[float]) -> FactorAxis:
-    """An axis on which all of them stand, and 1, none of them at its very end."""
+    """An axis that holds all factors and 1, with some room at both ends."""
     logs = [0.0, *(math.log(factor) for factor in factors)]
     low, high = min(logs), max(logs)
     lacking = max(LEAST_SPAN - (high - low), 0.0) / 2
@@ -124,7 +124,7 @@ def axis_of(factors: Iterable[float]) -> FactorAxis:
 
 
 def stepped_axis(factors: Iterable[float], before: FactorAxis | None) -> FactorAxis:
-    """An axis for what is drawn again and again: its ends move in steps and outwards only, so that little jumps."""
+    """An axis for a picture that is redrawn: its ends move in steps and only outwards, so that it rarely jumps."""
     tight = axis_of(factors)
     low, high = (
         _STEP ** towards(math.log(end) / math.log(_STEP))
@@ -152,13 +152,13 @@ def _decade_ticks(low: float, high: float) -> list[float]:
 
 
 def labels(axis: FactorAxis) -> tuple[Label, ...]:
-    """The ticks' words: within the axis and apart from each other even where it is narrow; 1 is never left out."""
+    """Labels of the ticks that do not overlap even on a narrow axis; 1 always has one."""
     boxes = [_label_of(axis, tick) for tick in factor_ticks(axis.low, axis.high)]
-    result: list[Label] = []
+    visible: list[Label] = []
     for box in sorted(boxes, key=lambda box: box.words != "1"):
-        if all(_apart(box, other) for other in result):
-            result.append(box)
-    return tuple(sorted(result, key=lambda box: box.left))
+        if all(_apart(box, other) for other in visible):
+            visible.append(box)
+    return tuple(sorted(visible, key=lambda box: box.left))
 
 
 def _label_of(axis: FactorAxis, tick: float) -> Label:
@@ -169,7 +169,7 @@ def _label_of(axis: FactorAxis, tick: float) -> Label:
 
 
 class Piece(Struct, frozen=True):
-    """What is drawn on a track, from `left` to `right`: shares of its width."""
+    """A coloured stretch of a layer, from `left` to `right` in shares of its width."""
 
     left: float
     right: float
@@ -185,7 +185,7 @@ class Layer(Struct, frozen=True):
 
 
 class FactorRange(Struct, frozen=True):
-    """A factor (None: only its range) with its interval, over the band of noise and the single points it rests on."""
+    """A factor, its interval, the noise around 1 and the single measurements; `middle` None: only a range."""
 
     middle: float | None
     interval: tuple[float, float] | None
@@ -197,41 +197,47 @@ class FactorRange(Struct, frozen=True):
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """All that the axis must reach."""
+        """All factors that the axis must hold."""
         middle = () if self.middle is None else (self.middle,)
         floor = (1 + self.floor, 1 / (1 + self.floor))
         return (*middle, *(self.interval or self.points), *floor, *(self.predicted or ()))
 
 
-def factor_row(axis: FactorAxis, one: FactorRange) -> Markup:
-    """The interval as a bar over the noise and the single points, its middle as a mark; aligned with others' rows."""
-    row: Markup = macros("bars.html").factor_row(layers(axis, one))
-    return row
+class NamedRow(Struct, frozen=True):
+    """A name and its figures above a bar of parts or a factor on an axis, with a note below."""
+
+    name: str
+    figures: str
+    note: str = ""
+    parts: Sequence[Segment] = ()
+    layers: tuple[Layer, ...] = ()
 
 
-def factor_axis(axis: FactorAxis) -> Markup:
-    """The numbers below the rows of an axis."""
-    numbers: Markup = macros("bars.html").factor_axis(labels(axis))
-    return numbers
+def named_rows(title: str, rows: Sequence[NamedRow], labels: Sequence[Label] = ()) -> Markup:
+    """A picture of rows below a title, with the labels of their axis; rows that draw nothing come last."""
+    picture: Markup = macros("bars.html").named_rows(title, rows, labels)
+    return picture
 
 
-def layers(axis: FactorAxis, one: FactorRange) -> tuple[Layer, ...]:
-    """The noise, the bar, 1, the points, the prediction, the interval, its middle: each in order, none over another."""
-    floor = (1 / (1 + one.floor), 1 + one.floor) if one.floor else None
+def layers(axis: FactorAxis, estimate: FactorRange) -> tuple[Layer, ...]:
+    """Noise, bar, 1, points, prediction, interval, middle, from back to front; pieces of a layer do not overlap."""
+    floor = (1 / (1 + estimate.floor), 1 + estimate.floor) if estimate.floor else None
     marks: list[Piece] = []
-    for point in sorted(one.points):
+    for point in sorted(estimate.points):
         mark = _mark(axis, point, POINT, _THIN)
         if axis.low <= point <= axis.high and all(_apart(mark, other) for other in marks):
             marks.append(mark)
-    bar = (min(1.0, one.middle), max(1.0, one.middle)) if one.bar and one.middle is not None else None
-    middle = () if one.middle is None else (_mark(axis, one.middle, one.colour, 2.4 * _THIN),)
+    bar = (
+        (min(1.0, estimate.middle), max(1.0, estimate.middle)) if estimate.bar and estimate.middle is not None else None
+    )
+    middle = () if estimate.middle is None else (_mark(axis, estimate.middle, estimate.colour, 2.4 * _THIN),)
     return (
         Layer(0, 20, _span(axis, floor, FLOOR)),
-        Layer(5, 10, _span(axis, bar, f"{one.colour}55")),
+        Layer(5, 10, _span(axis, bar, f"{estimate.colour}55")),
         Layer(0, 20, (_mark(axis, 1.0, _ONE, _THIN),)),
         Layer(15, 5, tuple(marks)),
-        Layer(0, 3, _span(axis, one.predicted, PREDICTED)),
-        Layer(5, 8, _span(axis, one.interval, one.colour)),
+        Layer(0, 3, _span(axis, estimate.predicted, PREDICTED)),
+        Layer(5, 8, _span(axis, estimate.interval, estimate.colour)),
         Layer(2, 14, middle),
     )
 

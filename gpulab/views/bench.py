@@ -1,7 +1,6 @@
 """Runs of a cell as one table that is a picture: the rows of a bench, the arms of a comparison, the tries of a climb.
 
-A pure function of the rows. The same HTML stands in the live bench, whose script makes it answer to clicks, and in
-pages and saved notebooks, where it only shows.
+The live bench, pages and saved notebooks have the same HTML. Only in the live bench a script handles clicks. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 from msgspec.structs import replace
 
-from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
+from gpulab.formatting import capitalized, duration, factor, gib, number, percent, plural, speed_within, speedup
 from gpulab.tuning.bench import Bench, Row, Sum, best_of, cost_of_row, pair_speeds, plain_text
 from gpulab.tuning.compare.parts import AGREES
 from gpulab.tuning.record import BASELINE, Speed, inverse
@@ -51,18 +50,20 @@ _SHORT_LOSS = {
 
 
 def groups(bench: Bench) -> list[tuple[Row, ...]]:
-    """The rows of each text that the cell has had, those of what it has now first."""
+    """The rows of each version of the cell's text, the present version first."""
     now, *earlier = (ordered(bench.at(code)) for code in (bench.code, *reversed(bench.texts)))
-    marked = [tuple(_marked(row) if is_in(bench, row) else row for row in rows) for rows in earlier]
+    marked = [
+        tuple(
+            replace(row, origin="; ".join(filter(None, (row.origin, IN_CELL)))) if is_in(bench, row) else row
+            for row in rows
+        )
+        for rows in earlier
+    ]
     return [now, *marked]
 
 
-def _marked(row: Row) -> Row:
-    return replace(row, origin=f"{row.origin}; {IN_CELL}" if row.origin else IN_CELL)
-
-
 def is_in(bench: Bench, row: Row) -> bool:
-    """Whether the cell has the row's edit now."""
+    """Whether the cell already contains the row's edit."""
     return bool(row.cell) and plain_text(row.cell) == bench.code
 
 
@@ -72,15 +73,15 @@ def ordered(bench: Bench) -> tuple[Row, ...]:
 
 
 def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
-    """The axis of rows that are being measured, which had this one before."""
-    return stepped_axis((factor for shown in factor_ranges(rows) for factor in shown.factors), before)
+    """The axis of rows while they are measured; `before` is the one that was drawn last."""
+    return stepped_axis((factor for estimate in factor_ranges(rows) for factor in estimate.factors), before)
 
 
 def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None) -> str:
-    """A table of each text that the cell has had: speedups of two texts have no common baseline."""
+    """A table for each version of the cell's text: their speedups have no common baseline."""
     now, *earlier = groups(bench)
-    shown = [(_before(rows, bench), drawn_rows(rows, marks, alive=alive)) for rows in earlier if rows]
-    return str(macros("bench.html").tables(drawn_rows(now, marks, alive=alive, axis=axis), shown, alive))
+    before = [(_before(rows, bench), table_values(rows, marks, alive=alive)) for rows in earlier if rows]
+    return str(macros("bench.html").tables(table_values(now, marks, alive=alive, axis=axis), before, alive))
 
 
 def _before(rows: Sequence[Row], bench: Bench) -> str:
@@ -90,43 +91,37 @@ def _before(rows: Sequence[Row], bench: Bench) -> str:
 
 
 def picture(rows: Sequence[Row], axis: FactorAxis | None = None) -> Markup:
-    """The table in a page or an output that has the style sheet of its own."""
-    drawn: Markup = macros("bench.html").picture(drawn_rows(rows, axis=axis))
-    return drawn
+    """The table for a page or an output that has the style sheet already."""
+    table: Markup = macros("bench.html").picture(table_values(rows, axis=axis))
+    return table
 
 
-def drawn_rows(
+def table_values(
     rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None
 ) -> dict[str, object]:
-    """What `templates/bench.html` draws, the first row is the baseline.
+    """The values for `templates/bench.html`; the first row is the baseline.
 
-    `marks` are the ids of A and B; `alive`: rows answer to clicks and keys.
+    `marks` are the ids of A and B. `alive`: rows react to clicks and keys.
     """
     if not rows:
         return {"lines": [], "nothing": NOTHING}
     ranges = factor_ranges(rows)
-    axis = axis or axis_of(factor for shown in ranges for factor in shown.factors)
+    axis = axis or axis_of(factor for estimate in ranges for factor in estimate.factors)
     by_blocks = any(row.by_blocks for row in rows)
-    columns = {
-        "setting": "Setting",
-        "speed": "Speedup, log scale; 1 is the baseline",
-        "time": time_title(rows),
-        "shares": "Where a step's time goes, traced run",
-        "memory": "Peak memory",
-        "loss": "Loss",
-        "device": "GPU utilization",
-        "do": "",
-    }
-    lacks = {
-        "shares": not any(row.shares or row.no_shares_reason for row in rows),
-        "memory": not alive and not any(row.memory_bytes for row in rows),
-        "loss": not any(row.loss for row in rows),
-        "device": all(row.utilization is None for row in rows),
-        "do": not alive,
-    }
+    has_shares = any(row.shares or row.no_shares_reason for row in rows)
+    columns = (
+        ("setting", "Setting", True),
+        ("speed", "Speedup, log scale; 1 is the baseline", True),
+        ("time", time_title(rows), True),
+        ("shares", "Where a step's time goes, traced run", has_shares),
+        ("memory", "Peak memory", alive or any(row.memory_bytes for row in rows)),
+        ("loss", "Loss", any(row.loss for row in rows)),
+        ("device", "GPU utilization", any(row.utilization is not None for row in rows)),
+        ("do", "", alive),
+    )
     rated = any(row.speed is not None and row.speed.pairs for row in rows)  # else reports have a rate of their own
     lines = []
-    for row, shown in zip(rows, ranges, strict=True):
+    for row, estimate in zip(rows, ranges, strict=True):
         rate, renamed = row.samples_per_s if rated else None, bool(row.settings) and row.name not in ("", row.label)
         lines.append(
             {
@@ -134,8 +129,8 @@ def drawn_rows(
                 "mark": "AB"[marks.index(row.id)] if row.id in marks else "",
                 "is_best": row is best_of(rows),
                 "below": "; ".join([row.label] * renamed + [row.origin] * bool(row.origin)),
-                "layers": layers(axis, shown),
-                "speed": speed_within(row.speed.ratio, row.speed.interval) if row.speed and row.speed.ratio else None,
+                "layers": layers(axis, estimate),
+                "speed": row.speed and row.speed.ratio and speed_within(row.speed.ratio, row.speed.interval),
                 "speed_rests_on": _rests_on(row.speed) if row.speed is not None else "",
                 "sort_speed": (row.speed and row.speed.times_as_fast) or float(row.is_baseline),
                 "cost": cost_of_row(rows[0], row),
@@ -150,9 +145,9 @@ def drawn_rows(
         )
     return {
         "lines": lines,
-        "columns": [(kind, title) for kind, title in columns.items() if not lacks.get(kind)],
+        "columns": [(kind, title) for kind, title, has_figures in columns if has_figures],
         "by_blocks": by_blocks,
-        "has_axis": any(shown.middle is not None for shown in ranges[1:]),
+        "has_axis": any(estimate.middle is not None for estimate in ranges[1:]),
         "labels": labels(axis),
         "speed_key": _speed_key(rows, ranges),
         "parts_key": parts_key(row.shares for row in rows),
@@ -160,22 +155,20 @@ def drawn_rows(
 
 
 def _rests_on(speed: Speed) -> str:
-    """The verdict, by how many pairs, and how many would decide it."""
+    """The verdict, the number of pairs behind it, and how many would decide it."""
     pairs = speed.pairs_to_decide if speed.pairs >= TOO_FEW else None
     more = f"; about {pairs} pairs would decide" if pairs else ""
     return f"{speed.said}, {plural(speed.pairs, 'pair') if speed.pairs else 'sequential runs'}{more}"
 
 
 def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
-    """Each speedup with its interval, the noise and what was predicted; the pairs of one that has no interval, and of
-    only two rows.
-    """
+    """Each speedup with its interval, noise and prediction. Single pairs only of two rows, or without an interval."""
     first, *others = rows
-    shown = [FactorRange(1.0, None, UNDECIDED) if first.is_baseline else _range(first)]
+    ranges = [FactorRange(1.0, None, UNDECIDED) if first.is_baseline else _range(first)]
     for row in others:
         alone = len(others) == 1 or (row.speed is not None and row.speed.interval is None)
-        shown.append(_range(row, pair_speeds(first, row)[:_MOST_POINTS] if alone else ()))
-    return shown
+        ranges.append(_range(row, pair_speeds(first, row)[:_MOST_POINTS] if alone else ()))
+    return ranges
 
 
 def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
@@ -194,19 +187,19 @@ def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
 
 
 def time_title(rows: Sequence[Row]) -> str:
-    """Of what a step's time is."""
+    """The title of the column of step times: says how they were measured."""
     return "Step time: baseline in its blocks ÷ speedup" if any(row.by_blocks for row in rows) else "Step time"
 
 
 def _by_what(row: Row) -> str:
-    """What the time of a step rests on."""
+    """How the time of a step was measured."""
     if not row.by_blocks:
         return ""
     return " in interleaved blocks" if row.is_baseline else " by its speedup in interleaved blocks"
 
 
 def run_words(row: Row) -> str:
-    """The time of the run in full, where that is another one than in the blocks, and why; else empty."""
+    """The step time of the traced run where it differs from that of the blocks, and why; else empty."""
     if not row.by_blocks or not row.run_us or not row.step_us or 1 / AGREES <= row.run_us / row.step_us <= AGREES:
         return ""
     return f"{duration(row.run_us)} in its traced run{', under CPU contention' if _slowed(row) else ''}"
@@ -217,25 +210,25 @@ def _slowed(row: Row) -> bool:
 
 
 def _speed_key(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> list[Segment]:
-    """What is drawn of a speedup, in the colour of the first verdict there is."""
-    drawn = [
-        shown
-        for row, shown in zip(rows, ranges, strict=True)
-        if row.speed is not None and (shown.interval or shown.points)
+    """The legend of the speedups, in the colour of the first verdict."""
+    estimates = [
+        estimate
+        for row, estimate in zip(rows, ranges, strict=True)
+        if row.speed is not None and (estimate.interval or estimate.points)
     ]
-    if not drawn:
+    if not estimates:
         return []
-    colour = next((shown.colour for shown in drawn if shown.colour != UNDECIDED), UNDECIDED)
-    floors = {shown.floor for shown in drawn}
+    colour = next((estimate.colour for estimate in estimates if estimate.colour != UNDECIDED), UNDECIDED)
+    floors = {estimate.floor for estimate in estimates}
     most = "at most " if len(floors) > 1 else ""
-    interval = ", thick: 95 % interval" if any(shown.interval for shown in drawn) else " so far"
-    noise = f"run-to-run noise of the baseline, {most}{percent(max(floors))}"
-    return [
-        Segment(f"speedup, tick: median{interval}", 0, colour),
-        *([Segment(noise, 0, FLOOR)] if max(floors) else []),
-        *([Segment("predicted", 0, PREDICTED)] if any(shown.predicted for shown in drawn) else []),
-        *([Segment("pairs of blocks", 0, POINT)] if any(shown.points for shown in drawn) else []),
-    ]
+    has_interval = any(estimate.interval for estimate in estimates)
+    keys = (
+        (f"speedup, tick: median{', thick: 95 % interval' if has_interval else ' so far'}", colour, True),
+        (f"run-to-run noise of the baseline, {most}{percent(max(floors))}", FLOOR, any(floors)),
+        ("predicted", PREDICTED, any(estimate.predicted for estimate in estimates)),
+        ("pairs of blocks", POINT, any(estimate.points for estimate in estimates)),
+    )
+    return [Segment(words, 0, colour) for words, colour, is_visible in keys if is_visible]
 
 
 # in words
@@ -248,8 +241,7 @@ def words(row: Row, best: Row | None, first: Row) -> str:
     if row.failure:
         parts.append(row.failure)
     elif row.speed is not None and row.speed.times_as_fast:
-        times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
-        parts.append(f"{times}, {row.speed.said}")
+        parts.append(f"{_speedup(row.speed)}, {row.speed.said}")
     parts += [cost.words] if cost is not None else []
     if row.step_us:
         parts.append(f"{duration(row.step_us)} per step{_by_what(row)}")
@@ -278,33 +270,34 @@ def text(bench: Bench) -> str:
 def figures(rows: Sequence[Row]) -> str:
     """What is measured so far, for one line: "baseline 179 ms, workers=2 86 ms, speedup 2.1× (1.8–2.4), 5 pairs"."""
     first, *others = rows
-    measured = [row for row in others if row.speed is not None and row.speed.times_as_fast]
-    if not measured or not first.step_us:
-        return ""
     parts = [f"{first.title} {duration(first.step_us)}"]
-    for row in measured:
-        assert row.speed is not None and row.speed.times_as_fast is not None
-        times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
-        step = f" {duration(row.step_us)}" if row.step_us else ""
-        parts.append(f"{row.title}{step}, {times}, {plural(row.speed.pairs, 'pair')}")
-    return "; ".join(parts)
+    for row in others:
+        if row.speed is not None and row.speed.times_as_fast:
+            step = f" {duration(row.step_us)}" if row.step_us else ""
+            parts.append(f"{row.title}{step}, {_speedup(row.speed)}, {plural(row.speed.pairs, 'pair')}")
+    return "; ".join(parts) if first.step_us and len(parts) > 1 else ""
+
+
+def _speedup(speed: Speed) -> str:
+    """ "speedup 2.1× (1.8–2.4)", also below 1."""
+    return speedup(speed.times_as_fast or 1.0, speed.times_as_fast_interval, ("speedup {}", ""))
 
 
 def sum_words(total: Sum) -> str:
     """Whether the gains add up, as a sentence with its figures."""
-    expected, _ = speed_within(total.expected, None)
-    measured, _ = speed_within(total.measured, None)
     how = {
-        "less": f"The gains do not add up: {measured}× together, {expected}× expected",
-        "more": f"Together they gain more than expected: {measured}×, {expected}× expected",
-        "as much": f"The gains add up: {measured}× together, {expected}× expected",
-        "undecided": f"Undecided whether the gains add up: {measured}× together, {expected}× expected",
+        "less": "The gains do not add up",
+        "more": "Together they gain more than expected",
+        "as much": "The gains add up",
+        "undecided": "Undecided whether the gains add up",
     }
-    return f"{how[total.verdict]}."
+    measured, expected = (factor(1 / ratio) for ratio in (total.measured, total.expected))
+    together = "" if total.verdict == "more" else " together"
+    return f"{how[total.verdict]}: {measured}×{together}, {expected}× expected."
 
 
 def full_run_words(row: Row) -> str:
-    """What the report of a row is of, as HTML: its own run is not what the table's time rests on."""
+    """A caption for the report of a row, as HTML: the report is of one traced run, the table's time is of blocks."""
     if not row.by_blocks or not row.run_us:
         return ""
     which = f"the {BASELINE}" if row.title == BASELINE else row.title
@@ -317,12 +310,12 @@ def full_run_words(row: Row) -> str:
 
 
 def edit_html(row: Row, bench: Bench) -> str:
-    """What keeps the row's settings: what they take once, then a diff of the cell or a snippet."""
-    cost = next((cost_of_row(rows[0], row) for rows in groups(bench) if row.id in {own.id for own in rows}), None)
+    """How to keep the row's settings: their one-time cost, then a diff of the cell or a snippet."""
+    cost = next((cost_of_row(rows[0], row) for rows in groups(bench) if any(row.id == one.id for one in rows)), None)
     lines = (f"{capitalized(cost.words)}.",) if cost is not None else ()
     return str(fragment_section(Section("", lines=lines, code=row.edit)))
 
 
 def static_page(bench: Bench, head: str, below: str = "") -> str:
-    """What a saved notebook shows without a kernel: the table, and under it what was opened last, both as HTML."""
+    """What a saved notebook shows without a kernel: the table, and below it the detail that was open last, as HTML."""
     return str(macros("bench.html").saved(Markup(head), Markup(tables(bench)), Markup(below)))

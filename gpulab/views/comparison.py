@@ -1,4 +1,4 @@
-"""A comparison of two settings, of many, or of numbers of ranks: each way to show it, also while it is measured."""
+"""Comparisons of settings or of numbers of ranks as text, page and JSON, and their figures while they are measured."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Compared(View):
 
     @property
     def experiment(self) -> Experiment:
-        """The result as one; a comparison of two settings is the simplest."""
+        """The result as an experiment: a comparison of two runs is one with a single comparison."""
         result = self.result
         return result if isinstance(result, Experiment) else Experiment((result.a, result.b), (result,), 0.0)
 
@@ -138,7 +138,7 @@ SCHEMA = 1
 
 
 def comparison_document(record: Comparison | Experiment, price_per_hour: float | None = None) -> dict[str, object]:
-    """Every figure."""
+    """The JSON document with every figure."""
     if isinstance(record, Comparison):
         kind, headline, figures = "comparison", comparison_headline(record), _comparison(record, price_per_hour)
     else:
@@ -231,7 +231,7 @@ GOOD = 0.8  # ours: below it a fifth of each further rank is lost
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScalingView(View):
-    """The throughput of a cell by the number of its ranks, each number run once in each of so many `rounds`."""
+    """The throughput of a cell by its number of ranks; each number ran once in each of `rounds` rounds."""
 
     points: tuple[ScalingPoint, ...]
     rounds: int
@@ -294,7 +294,7 @@ def _interval(point: ScalingPoint) -> str:
 
 
 class Comparing(Stoppable):
-    """As `Stoppable`, of the baseline and these arms, whose blocks so far are asked for when something is drawn."""
+    """Shows the baseline and these arms while they run; `blocks` returns what was measured so far."""
 
     def __init__(
         self,

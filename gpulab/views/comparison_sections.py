@@ -1,4 +1,4 @@
-"""What a comparison of two settings, or of many, says in order, as plain strings."""
+"""The sections of the report on a comparison of two settings or of many, in reading order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpulab.views import predictions
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.report.run_sections import changes_section
 from gpulab.views.report.sections import device
-from gpulab.views.side_by_side import drawn
+from gpulab.views.side_by_side import picture
 from gpulab.views.wording import plain, quantity, shortened
 
 _WIDEST = 22  # characters of a column's title
@@ -77,7 +77,7 @@ def sections(experiment: Experiment, price_per_hour: float | None = None) -> tup
     figures: tuple[Section | None, ...] = (leading(_settings(experiment)), leading(_to_decide(experiment)))
     details: tuple[Section | None, ...] = (_losses(comparisons),)
     if only is not None:
-        figures = (_drawn_side_by_side(only, price_per_hour),)
+        figures = (_with_picture(only, price_per_hour),)
         details = (_parts(only), _loss(only), _curves(only))
     return present(
         leading(_cautions(comparisons)),
@@ -128,9 +128,9 @@ def _in_one_line(comparison: Comparison, label: str, a: str, b: str) -> str:
     return f"{label}: {a} ({heading(comparison.a)}), {b} ({heading(comparison.b)})"
 
 
-def _drawn_side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
+def _with_picture(comparison: Comparison, price_per_hour: float | None) -> Section:
     a, b = rows_of((comparison,))
-    drawing = drawn(a, b, comparison.a.facts, comparison.b.facts, b.speed)
+    drawing = picture(a, b, comparison.a.facts, comparison.b.facts, b.speed)
     return replace(side_by_side(comparison, price_per_hour), drawing=drawing)
 
 
@@ -153,11 +153,11 @@ def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Sectio
 
 
 def _figures(side: Side, comparison: Comparison, price_per_hour: float | None) -> dict[str, str]:
-    """Of one side, by their labels, which are the same on both."""
+    """The figures of one side by their labels, which are the same for both sides."""
     sides = (comparison.a, comparison.b)
     on_gpu = any(one.facts is not None and one.facts.run.device.kind == "cuda" for one in sides)
     figures = {
-        f"a step, {_judged(comparison)}": duration(side.us_per_step),
+        f"a step, {_steps_of(comparison)}": duration(side.us_per_step),
         "a sample": duration(side.us_per_sample),
     }
     if comparison.evidence == "interleaved":
@@ -176,13 +176,13 @@ def _figures(side: Side, comparison: Comparison, price_per_hour: float | None) -
     return figures
 
 
-def _judged(comparison: Comparison) -> str:
+def _steps_of(comparison: Comparison) -> str:
     return UNPROFILED if comparison.evidence == "interleaved" else kind_of_steps(comparison.a.facts, comparison.b.facts)
 
 
 def unprofiled_us(side: Side, comparison: Comparison) -> float | None:
     """A step without the profiler, as the blocks of the comparison have it; None where it rests on profiled steps."""
-    return side.us_per_step if _judged(comparison) == UNPROFILED else None
+    return side.us_per_step if _steps_of(comparison) == UNPROFILED else None
 
 
 def _verdict_line(comparison: Comparison) -> str:
@@ -198,7 +198,7 @@ def _verdict_line(comparison: Comparison) -> str:
 
 
 def _origin(comparison: Comparison) -> str:
-    """What the rows rest on: two kinds of runs."""
+    """Which runs the times and the memory come from."""
     profiled = "Memory: peak of one traced run each."
     if comparison.ratio is None:
         return profiled
@@ -211,8 +211,8 @@ def _origin(comparison: Comparison) -> str:
 def _parts(comparison: Comparison) -> Section:
     title = "Breakdown per sample" if comparison.unit == "sample" else "Step breakdown"
     if comparison.no_parts_reason or not comparison.parts:
-        left_out = f"Left out: {comparison.no_parts_reason}." if comparison.no_parts_reason else ""
-        return Section(title, lines=(left_out or "Not measurable: one side has no traced steps.",), wide=True)
+        reason = f"Left out: {comparison.no_parts_reason}." if comparison.no_parts_reason else ""
+        return Section(title, lines=(reason or "Not measurable: one side has no traced steps.",), wide=True)
     per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
     both = {part: both_us(part, per_sample=per_sample) for part in comparison.parts}
     largest_first = sorted(comparison.parts, key=lambda part: -max(both[part]))
@@ -261,7 +261,7 @@ def _curves(comparison: Comparison) -> Section | None:
 
 
 def _to_decide(experiment: Experiment) -> Section | None:
-    """How to look again at the quickest that may be faster; None where something is, or nothing may be."""
+    """How to measure the fastest undecided setting again; None where one is faster, or none is undecided."""
     if fastest(experiment.comparisons) is not None:
         return None
     open_ones = [c for c in experiment.comparisons if c.verdict == "undecided" and c.b.settings and c.ratio]
@@ -291,7 +291,7 @@ def _settings(experiment: Experiment) -> Section:
 
 
 def per_sample(experiment: Experiment) -> bool:
-    """Whether all settings are told per sample: some have another batch, and the samples of all are known."""
+    """Whether times are per sample: batches differ, and the samples of every setting are known."""
     ran = [side for side in experiment.sides if not side.failure]
     return any(c.unit == "sample" for c in experiment.comparisons) and all(side.us_per_sample for side in ran)
 
@@ -343,7 +343,7 @@ def checks(sides: Sequence[Side]) -> Section | None:
 
 
 def _measured(experiment: Experiment) -> Section:
-    """Once where all comparisons were measured alike, else per setting."""
+    """How the comparisons were measured; figures that differ between them name their settings."""
     comparisons = [c for c in experiment.comparisons if not c.b.failure] or experiment.comparisons
     rows: dict[tuple[str, str], list[str]] = {}
     for c in comparisons:
@@ -360,7 +360,7 @@ def _measured(experiment: Experiment) -> Section:
 
 
 def _method(comparison: Comparison) -> str:
-    """What ratio, interval and noise are; empty without a ratio."""
+    """How ratio, interval and noise were computed; empty without a ratio."""
     if comparison.ratio is None:
         return ""
     ratio, by_few, by_many, noise = _METHODS[comparison.evidence]
@@ -392,7 +392,7 @@ def _dropped(side: Side) -> list[int]:
 
 
 def _in_no_block(side: Side) -> list[int]:
-    """Of a run that was not made for the comparison."""
+    """The steps outside the blocks, of a run that was not made for the comparison."""
     return [len(side.facts.run.steps) - sum(block.step_count for block in side.blocks)] if side.facts else []
 
 
@@ -406,12 +406,12 @@ def _counts(comparison: Comparison, of: Callable[[Side], Sequence[int]]) -> str:
 
 
 def _worth_keeping(side: Side) -> bool:
-    """Whether it ran with its setting, and the setting did something."""
+    """Whether it ran, and its setting took effect."""
     return not side.failure and (not side.checks or any(check.state != "no effect" for check in side.checks))
 
 
 def keep_faster(comparison: Comparison) -> Section | None:
-    """The edit of a setting that is faster for certain: nothing else is worth keeping for its speed."""
+    """The edit that keeps a setting whose verdict is "faster"; no other is worth keeping for its speed."""
     if comparison.verdict != "faster":
         return None
     section, loss = keep(comparison.b, cost_of(comparison)), comparison.loss

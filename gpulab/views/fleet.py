@@ -1,4 +1,4 @@
-"""Which jobs waste GPUs, to display: the worst first, each with its cause and the line to look at."""
+"""The jobs that waste GPUs: the worst first, each with its cause and the line of code."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _AT_LEAST = "≥ : known by the utilization curve or of some ranks only, so it i
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FleetView(View):
-    """The jobs of one or more stores. `asked`: the conditions by which they were chosen, in words.
+    """The jobs of one or more stores. `conditions`: which jobs are included, in words.
 
     `cpu`: jobs without a GPU count as well, with the CPU as their device.
     """
 
     fleet: Fleet
     places: tuple[str, ...] = ()
-    asked: str = ""
+    conditions: str = ""
     unreadable: tuple[tuple[str, str], ...] = ()  # run and reason
     cpu: bool = False
 
@@ -42,7 +42,7 @@ class FleetView(View):
 
     @property
     def jobs(self) -> Sequence[FleetJob]:
-        """By wasted GPU hours, the largest first, without those of which none are known."""
+        """By wasted GPU hours, the largest first; jobs whose waste is unknown are not among them."""
         return self.fleet.jobs
 
     @property
@@ -58,13 +58,13 @@ class FleetView(View):
             f"{_hours(fleet.wasted_gpu_hours)} of it ({percent(share)}) the {self._device}s idled."
         )
         worst = fleet.jobs[0]
-        evidence = f"{_named(worst)} wastes most, {_wasted(worst)}: {_why(worst)}"
+        evidence = f"{_label(worst)} wastes most, {_wasted(worst)}: {_why(worst)}"
         return Headline("fleet", said, evidence, "bad" if share is not None and share > DEFAULT.idle_notice else "good")
 
     def _nothing(self) -> Headline:
         unmeasured = self.fleet.unmeasured
         if not unmeasured:
-            where = f" ({self.asked})" if self.asked else ""
+            where = f" ({self.conditions})" if self.conditions else ""
             return Headline("fleet", f"There is no such job{where}.", f"Looked in {', '.join(self.places)}.", "unknown")
         return Headline(
             "fleet",
@@ -79,7 +79,7 @@ class FleetView(View):
             "schema": 1,
             "source": "fleet",
             "places": list(self.places),
-            "asked": self.asked,
+            "asked": self.conditions,
             "gpu_hours": fleet.gpu_hours,
             "wasted_gpu_hours": fleet.wasted_gpu_hours,
             "idle_fraction": fleet.idle_fraction,
@@ -93,8 +93,8 @@ class FleetView(View):
 
     def _opening(self) -> str:
         count = len(self.fleet.jobs) + len(self.fleet.unmeasured)
-        asked = f" · {self.asked}" if self.asked else ""
-        return plain(f"fleet · {plural(count, 'job')} in {cut(', '.join(self.places), 60)}{asked}")
+        conditions = f" · {self.conditions}" if self.conditions else ""
+        return plain(f"fleet · {plural(count, 'job')} in {cut(', '.join(self.places), 60)}{conditions}")
 
     def _more(self) -> str:
         return "The rest: gpulab fleet … --all, or --html FILE as a page; --export FILE.csv for a table."
@@ -130,7 +130,7 @@ class FleetView(View):
         if not jobs:
             return None
         cells = [
-            (_named(one), duration(one.wall_s * 1e6), _gpus(one), plain(one.user), plain(one.reason)) for one in jobs
+            (_label(one), duration(one.wall_s * 1e6), _gpus(one), plain(one.user), plain(one.reason)) for one in jobs
         ]
         job, _, _, _, devices, user = _job(self._device)
         columns = (job, *numbers("took"), devices, user, Column("why not", "wrap"))
@@ -153,9 +153,9 @@ class FleetView(View):
         most = max(wasted.values()) or 1.0
         rows = []
         for name in sorted(groups, key=lambda name: (-wasted[name], name)):
-            held = sum(job.gpu_hours for job in groups[name])
-            idle = percent(wasted[name] / held if held else None)
-            figures = (f"{len(groups[name]):,}", _hours(held), _hours(wasted[name]), idle)
+            total = sum(job.gpu_hours for job in groups[name])
+            idle = percent(wasted[name] / total if total else None)
+            figures = (f"{len(groups[name]):,}", _hours(total), _hours(wasted[name]), idle)
             rows.append(Row((plain(name), *figures), wasted[name] / most, PARTS["data_wait"].colour))
         first = rows[0].cells
         columns = (Column("", "cut"), *numbers("jobs", f"{self._device} time", "wasted", "idle"))
@@ -169,11 +169,11 @@ def _job(device: str) -> tuple[Column, ...]:
 def _cells(job: FleetJob) -> tuple[str, ...]:
     least = "≥ " if job.at_least else ""
     idle = f"{least}{percent(job.idle_fraction)}"
-    return (_named(job), _wasted(job), idle, _hours(job.gpu_hours), _gpus(job), plain(job.user))
+    return (_label(job), _wasted(job), idle, _hours(job.gpu_hours), _gpus(job), plain(job.user))
 
 
-def _named(job: FleetJob) -> str:
-    """Its name and the id by which it is found; of a run's id the moment, which names it as well."""
+def _label(job: FleetJob) -> str:
+    """Its name and its id; of a run's id only the time, which is enough to find it."""
     id_ = job.id[:_MOMENT] if job.runs[0] == job.id else job.id
     return plain(f"{cut(job.name, _WIDEST)} {id_}" if job.name and job.name != job.id else job.id)
 
@@ -196,7 +196,7 @@ def _why(job: FleetJob) -> str:
 
 
 def _hours(hours: float | None) -> str:
-    """GPU time: each GPU counts."""
+    """GPU time: an hour on two GPUs is two hours."""
     return duration(None if hours is None else hours * 3600e6)
 
 

@@ -1,4 +1,4 @@
-"""What a perfect DataLoader would bring, and each way to show it."""
+"""How much faster a cell would be with a perfect DataLoader, as text, page and JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, 
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
-from gpulab.views.bars import Segment
-from gpulab.views.html import macros
+from gpulab.views.bars import NamedRow, Segment, named_rows
 from gpulab.views.layout import Column, Row, Section, leading, numbers, present
 from gpulab.views.report.sections import device
 from gpulab.views.view import View
@@ -108,14 +107,11 @@ class HeadspaceReport(View):
         return present(leading(steps), leading(_to_do(self.result)), _notes(self.result))
 
     def _picture(self) -> Markup:
-        steps = _steps(self.result)
-        drawn = macros("bars.html")
-        picture: Markup = drawn.picture([drawn.caption(_OF_A_STEP), *(_drawn(line) for line in steps.rows if line.bar)])
-        return picture
+        return named_rows(_OF_A_STEP, [_bar(line) for line in _steps(self.result).rows if line.bar])
 
 
 def excludes_gain(headspace: Headspace) -> bool:
-    """Whether the whole interval lies below a gain worth a word: slower cannot be, for that too is no gain."""
+    """Whether the whole interval lies below the least gain that counts; "slower" is no gain either."""
     if headspace.verdicts.get("ideal") in ("slower", "no measurable difference"):
         return True
     few = any(c.ratio is not None and c.pairs < TOO_FEW for c in headspace.experiment.comparisons)
@@ -152,13 +148,11 @@ def _steps(headspace: Headspace) -> Section:
     )
 
 
-def _drawn(line: Row) -> Markup:
+def _bar(line: Row) -> NamedRow:
     """A line of the table as a bar with its figures above and its meaning below."""
     label, time, adds, meaning = line.cells
-    figures = f"{time} · adds {adds}" if adds and adds[0].isdigit() else f"{time}{f' · {adds}' if adds else ''}"
-    drawn = macros("bars.html")
-    row: Markup = drawn.row(label, figures, drawn.bar([Segment(label, line.bar or 0, line.colour, time)], 14), meaning)
-    return row
+    figures = " · ".join(filter(None, (time, f"adds {adds}" if adds[:1].isdigit() else adds)))
+    return NamedRow(label, figures, meaning, [Segment(label, line.bar or 0, line.colour, time)])
 
 
 def _row(part: Part, us: float | None, longest: float, adds: str, reason: str | None) -> Row:
@@ -178,16 +172,16 @@ def _adds(headspace: Headspace, name: str, us: float | None, share: float | None
 
 
 def _lines(headspace: Headspace) -> list[str]:
-    decided = is_decided(headspace.verdicts.get("ideal", "not comparable"))
+    is_certain = is_decided(headspace.verdicts.get("ideal", "not comparable"))
     return [
         "First row: the step when loading costs nothing."
-        + (" No change to the DataLoader can beat that." if decided else ""),
+        + (" No change to the DataLoader can beat that." if is_certain else ""),
         _COST if "ideal" in headspace.certain else "",
     ]
 
 
 def _to_do(headspace: Headspace) -> Section | None:
-    """What the measured rows ask for; None where nothing was measured."""
+    """The advice that follows from the rows; None where nothing was measured."""
     if headspace.ceiling is None:
         return None
     if excludes_gain(headspace):

@@ -1,6 +1,6 @@
-"""A job's ranks while they run, one row each: who waits for whom is the picture, for all their steps take equally long.
+"""A job's ranks while they run, a row each. All steps take equally long, so the picture shows who waits for whom.
 
-Shown as HTML without a script, which is renewed in place; a terminal has a line of text.
+A notebook has HTML without a script, renewed in place; a terminal has a line of text per rank.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpulab.views.html import macros
 from gpulab.views.widgets import Output
 from gpulab.views.wording import PARTS, plain
 
-SILENT_S = 5.0  # after so long without a word from a rank it is said how long
+SILENT_S = 5.0  # a rank that is silent for longer has a note
 
 
 class RankRow(Struct, frozen=True):
-    """What is known of one rank just now; None: not known. `waits` are shares of the time."""
+    """The latest figures of one rank; None: unknown. `waits` are shares of its time."""
 
     rank: int
     node: str
@@ -29,12 +29,12 @@ class RankRow(Struct, frozen=True):
     data_wait_us: float | None
     busy: tuple[str, float] | None
     waits: RankWaits | None
-    heard_s: float
+    silence_s: float
     has_ended: bool
 
 
 def sentence(rows: Sequence[RankRow], straggler: int | None) -> str:
-    """What a reader should know first."""
+    """Which rank holds up the others, in one sentence."""
     if not rows:
         return "The ranks start."
     if any(r.waits is not None for r in rows) and straggler is not None:
@@ -57,7 +57,7 @@ def text(rows: Sequence[RankRow], straggler: int | None) -> str:
 
 
 def markup(rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> str:
-    """For a notebook's output: inline styles, no script, in any theme. `note`: where the job stands."""
+    """HTML for a notebook's output, with inline styles and no script, for any theme. `note`: the state of the job."""
     lines = [
         {
             "name": f"rank {row.rank}{f' · {row.node}' if row.node else ''}",
@@ -81,7 +81,7 @@ _KEY = (
 
 
 def _parts(row: RankRow) -> list[Segment]:
-    """What its time goes to, as shares of it."""
+    """How its time divides, in shares."""
     others = row.waits.waits if row.waits is not None else 0.0
     data = row.data_wait_us / row.step_us if row.step_us and row.data_wait_us is not None else 0.0
     data = min(data, 1.0 - others)
@@ -89,21 +89,21 @@ def _parts(row: RankRow) -> list[Segment]:
     return [Segment(label, share, colour) for (label, colour), share in zip(_KEY, shares, strict=True)]
 
 
-def _figures(shown: RankRow) -> list[str]:
-    words = [f"step {number(shown.step_count)}"]
-    if shown.step_us is not None:
-        words.append(f"{duration(shown.step_us)} per step")
-    if shown.waits is not None and shown.step_us is not None:
-        words.append(f"waits {duration(shown.waits.waits * shown.step_us)} for others")
-        words.append(f"makes them wait {duration(shown.waits.delays * shown.step_us)}")
-    if shown.data_wait_us:
-        words.append(f"{duration(shown.data_wait_us)} for its own input")
-    if shown.busy is not None:
-        words.append(f"{shown.busy[0]} {percent(shown.busy[1])}")
-    if shown.has_ended:
+def _figures(row: RankRow) -> list[str]:
+    words = [f"step {number(row.step_count)}"]
+    if row.step_us is not None:
+        words.append(f"{duration(row.step_us)} per step")
+    if row.waits is not None and row.step_us is not None:
+        words.append(f"waits {duration(row.waits.waits * row.step_us)} for others")
+        words.append(f"makes them wait {duration(row.waits.delays * row.step_us)}")
+    if row.data_wait_us:
+        words.append(f"{duration(row.data_wait_us)} for its own input")
+    if row.busy is not None:
+        words.append(f"{row.busy[0]} {percent(row.busy[1])}")
+    if row.has_ended:
         words.append("has ended")
-    elif shown.heard_s > SILENT_S:
-        words.append(f"last heard {while_s(shown.heard_s)} ago")
+    elif row.silence_s > SILENT_S:
+        words.append(f"last heard {while_s(row.silence_s)} ago")
     return words
 
 
@@ -112,8 +112,8 @@ class LiveRanksOutput(Output):
 
     def show_ranks(self, rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> None:
         """Never raises: a view that fails must not cost the user the run."""
-        shown = "\n".join(filter(None, (text(rows, straggler), plain(note))))
-        self.show({"text/html": markup(rows, straggler, elapsed_s, note), "text/plain": shown})
+        plain_text = "\n".join(filter(None, (text(rows, straggler), plain(note))))
+        self.show({"text/html": markup(rows, straggler, elapsed_s, note), "text/plain": plain_text})
 
     def replace(self, bundle: Mapping[str, object]) -> bool:
         """Put something else in its place. False where there is no such output."""

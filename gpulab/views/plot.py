@@ -36,7 +36,7 @@ _ROW_IN, _AXIS_IN = 0.45, 1.2  # of a comparison: a setting, and what stands aro
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows, though pyplot does not know it."""
+    """A figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
         self.savefig(png := io.BytesIO(), format="png")
@@ -48,10 +48,10 @@ def plot_run(run: Run) -> Figure:
 
     Raises UsageError where there is none.
     """
-    shown = facts(run)
-    parts = run_figure.segments(shown)
-    device = (run_figure.device_curves(shown, kinds, _MOST_CURVES) for kinds in (PERCENT, MEMORY))
-    charts = [chart for chart in (run_figure.steps_over_time(shown), *device) if chart is not None]
+    run_facts = facts(run)
+    parts = run_figure.segments(run_facts)
+    device = (run_figure.device_curves(run_facts, kinds, _MOST_CURVES) for kinds in (PERCENT, MEMORY))
+    charts = [chart for chart in (run_figure.steps_over_time(run_facts), *device) if chart is not None]
     if not parts and not charts:
         raise UsageError(f"There is nothing to plot of {run.name}: no steps, no curves. Mark steps with gpulab.step().")
     heights = [_BAR_PX] * bool(parts) + [chart.height_px * (1 + chart.stacked) for chart in charts]
@@ -59,7 +59,7 @@ def plot_run(run: Run) -> Figure:
     figure = NotebookFigure(figsize=(wide_in, max(high_in, _PANEL_IN * len(heights))), layout="constrained")
     panels = iter(figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0])
     if parts:
-        _draw_parts(next(panels), parts, run_figure.title(shown))
+        _draw_parts(next(panels), parts, run_figure.title(run_facts))
     for axes, chart in zip(panels, charts, strict=True):
         _draw_chart(axes, chart, {part.label for part in parts})
         axes.tick_params(labelbottom=chart is charts[-1])
@@ -79,7 +79,7 @@ def _draw_parts(axes: Axes, parts: Sequence[Segment], title: str) -> None:
 
 
 def _draw_chart(axes: Axes, chart: Chart, explained: Container[str]) -> None:
-    """The same data as on a page; `explained` are the labels that stand in another legend already."""
+    """Draw a chart of the page; labels that another legend has already are in `explained`."""
     base = np.zeros(1)
     for line in chart.lines:
         label = "_" if line.label in explained else _lines(line.label, _LABEL)
@@ -101,34 +101,34 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
     first, *rows = rows_of(comparisons)
     ranges = factor_ranges([first, *rows])[1:]
     pairs = [pair_speeds(first, row) for row in rows]
-    if not any(shown.middle for shown in ranges):
+    if not any(estimate.middle for estimate in ranges):
         raise UsageError("There is nothing to plot: no setting could be compared with the first. Its .text() says why.")
     usual = [float(x) for some in pairs if some for x in np.exp(np.percentile(np.log(some), (5, 95)))]
-    axis = axis_of([*usual, *(x for shown in ranges for x in shown.factors)])
+    axis = axis_of([*usual, *(x for estimate in ranges for x in estimate.factors)])
     size_in = rcParams["figure.figsize"][0], _AXIS_IN + _ROW_IN * len(ranges)
     figure = NotebookFigure(figsize=size_in, layout="constrained")
     axes, words = figure.subplots(), []
-    for row, (comparison, shown, points) in enumerate(zip(comparisons, ranges, pairs, strict=True)):
-        if shown.middle is None or comparison.ratio is None:
+    for row, (comparison, estimate, points) in enumerate(zip(comparisons, ranges, pairs, strict=True)):
+        if estimate.middle is None or comparison.ratio is None:
             words.append(f"{comparison.verdict}")
             continue
         words.append(f"{comparison.verdict}\n{speed_figures(comparison.ratio, comparison.interval)}")
-        floor, (low, high) = 1 + shown.floor, shown.interval or (shown.middle, shown.middle)
-        if shown.floor:
+        floor, (low, high) = 1 + estimate.floor, estimate.interval or (estimate.middle, estimate.middle)
+        if estimate.floor:
             shade = {"color": rcParams["text.color"], "alpha": 0.15}
             axes.barh(row, floor - 1 / floor, 0.9, 1 / floor, label="noise", **shade)
         if points:
             axes.plot(points, np.full(len(points), row + 0.28), ".", color="C1", markersize=4, label="a pair of blocks")
-        error = [[shown.middle - low], [high - shown.middle]]
+        error = [[estimate.middle - low], [high - estimate.middle]]
         label = _lines("median, 95 % interval", _TITLE)
-        axes.errorbar(shown.middle, row, xerr=error, fmt="o", color="C0", capsize=3, label=label)
+        axes.errorbar(estimate.middle, row, xerr=error, fmt="o", color="C0", capsize=3, label=label)
     axes.axvline(1, color=rcParams["axes.edgecolor"], linewidth=1)
     axes.set(xscale="log", xlim=(axis.low, axis.high), ylim=(len(ranges) - 0.5, -0.5))
     ticks = factor_ticks(axis.low, axis.high)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_yticks(range(len(ranges)), [_lines(name(c.b), _SETTING) for c in comparisons])
-    units = sorted({c.unit for c, shown in zip(comparisons, ranges, strict=True) if shown.middle})
+    units = sorted({c.unit for c, estimate in zip(comparisons, ranges, strict=True) if estimate.middle})
     axes.set_xlabel(_lines(f"speedup vs. {name(comparisons[0].a)}, per {' or '.join(units)} (log scale)", _TITLE))
     beside = axes.secondary_yaxis("right")
     beside.set_yticks(range(len(ranges)), words, fontsize="small")
@@ -146,6 +146,6 @@ def _legend(axes: Axes, title: str = "", columns: int = 2) -> None:
 
 
 def _lines(text: str, width: int) -> str:
-    """Text as matplotlib shall draw it, in at most three lines: neither a formula nor a command of TeX."""
+    """Text in at most three lines, escaped so that matplotlib takes none of it for a formula or a TeX command."""
     lines = textwrap.wrap(wording.plain(text), width, max_lines=3, placeholder=" …")
     return re.sub(r"([$%&#_{}])" if rcParams["text.usetex"] else r"(\$)", r"\\\1", "\n".join(lines))

@@ -1,4 +1,4 @@
-"""What settings of the knobs would bring before any is tried, and beside it what was measured."""
+"""Predicted speedups of settings that were not tried yet, and beside them what was measured afterwards."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import is_decided
 from gpulab.views import text
-from gpulab.views.bars import PREDICTED, FactorRange, axis_of, factor_axis, factor_row
-from gpulab.views.html import macros
+from gpulab.views.bars import PREDICTED, FactorRange, NamedRow, axis_of, labels, layers, named_rows
 from gpulab.views.layout import Column, Section, leading, present
 from gpulab.views.report.findings import to_try
 from gpulab.views.view import View
@@ -42,18 +41,19 @@ class Predicted(View):
         if not self.predictions:
             first, _, rest = NOTHING.partition(". ")
             return Headline("nothing_predicted", f"{first}.", rest, "unknown")
-        best = next((p for p in self.predictions if p.ratio is not None), None)
+        best = next((p for p in self.predictions if p.ratio is not None and p.interval is not None), None)
         if best is None:
             return self._no_prediction(self.predictions[0])
-        headline = f"{_TITLE}: {_settings_text(best)} gives {_speed(best)}."
-        return Headline("predicted", headline, f"{self._of_run()} {self._to_measure(best)}", "unknown")
+        words = predicted_words(best)
+        said = f"{_TITLE}: {_label(best)} {'is' if 'slower' in words else 'gives'} {words}."
+        return Headline("predicted", said, f"{self._of_run()} {self._to_measure(best)}", "unknown")
 
     def _no_prediction(self, first: Prediction) -> Headline:
-        """Why there is none, and the command that measures it where only a run tells."""
+        """Why there is no prediction, and the command that measures it where only a run can."""
         why = sentence(plain(first.reason))
         command = self._to_measure(first) if first.needs_run else ""
         evidence = " ".join(filter(None, (why, command)))
-        return Headline("nothing_predicted", f"No prediction for {_settings_text(first)}.", evidence, "unknown")
+        return Headline("nothing_predicted", f"No prediction for {_label(first)}.", evidence, "unknown")
 
     def _figures(self) -> dict[str, object]:
         return {"schema": 1, "source": "predictions", "run": self.run, "predictions": self.predictions}
@@ -80,48 +80,32 @@ class Predicted(View):
     def _picture(self) -> Markup:
         ranges = [_range(p) for p in self.predictions]
         axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
-        pairs = list(zip(self.predictions, ranges, strict=True))
-        template = macros("bars.html")
         rows = [
-            template.row(_settings_text(p), predicted_words(p), factor_row(axis, one))
-            for p, one in pairs
-            if one is not None
+            NamedRow(_label(p), NONE, sentence(plain(p.reason)))
+            if one is None
+            else NamedRow(_label(p), predicted_words(p), layers=layers(axis, one))
+            for p, one in zip(self.predictions, ranges, strict=True)
         ]
-        parts = [template.caption(_AXIS), *rows, factor_axis(axis)] if rows else []
-        parts += [
-            template.row(_settings_text(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None
-        ]
-        picture: Markup = template.picture(parts)
-        return picture
+        return named_rows(_AXIS, rows, labels(axis))
 
     def _section(self) -> Section:
         if not self.predictions:
             return Section(_TITLE, lines=(NOTHING,))
         columns = (Column("setting"), Column("speedup"), Column("", "wrap"))
-        definite = [p for p in self.predictions if p.ratio is not None]
-        lines = [self._of_run(), *map(self._to_measure, definite[:1])]
+        predicted = [p for p in self.predictions if p.ratio is not None]
+        lines = [self._of_run(), *map(self._to_measure, predicted[:1])]
         return Section.table(_TITLE, columns, map(_cells, self.predictions), lines)
 
     def _to_measure(self, prediction: Prediction) -> str:
         return f"Measure it {to_try(','.join(_settings(prediction)), self.source, None)}"
 
 
-def _settings_text(prediction: Prediction) -> str:
+def _label(prediction: Prediction) -> str:
     return ", ".join(_settings(prediction))
 
 
 def _settings(prediction: Prediction) -> list[str]:
     return [plain(f"{name}={value}") for name, value in prediction.settings.items()]
-
-
-def _speed(prediction: Prediction) -> str:
-    """ "1.9× speedup (1.6–2.3)"; a mere range has no middle."""
-    assert prediction.ratio is not None
-    middle, around = speed_within(prediction.ratio, prediction.interval)
-    low, _, high = around.partition("–")
-    if prediction.only_sign:
-        return f"between {low}× and {high}× speedup"
-    return f"{middle}× speedup ({around})" if around else f"{middle}× speedup"
 
 
 def _range(prediction: Prediction) -> FactorRange | None:
@@ -133,10 +117,10 @@ def _range(prediction: Prediction) -> FactorRange | None:
 
 
 def _cells(prediction: Prediction) -> tuple[str, str, str]:
-    """The settings, what they would bring, and the reason."""
+    """The settings, their predicted speedup and memory, and the reason."""
     speed = f"{predicted_figures(prediction)}{memory_words(prediction)}"
     reasons = (prediction.reason or prediction.basis, prediction.memory_basis)
-    return _settings_text(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)
+    return _label(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)
 
 
 NONE = "no prediction"
@@ -176,7 +160,7 @@ def memory_words(prediction: Prediction) -> str:
 
 
 def section(comparisons: Sequence[Comparison]) -> Section | None:
-    """A line for each setting for which a prediction was asked; None where none was."""
+    """A line for each setting with a prediction; None where there is none."""
     pairs = [(c, c.b.prediction) for c in comparisons if c.b.prediction is not None]
     if not pairs:
         return None
@@ -211,7 +195,7 @@ def _in_short(comparison: Comparison, prediction: Prediction) -> str:
 
 
 def _measured(comparison: Comparison) -> tuple[float, tuple[float, float] | None] | None:
-    """The ratio and its interval; None where the comparison has none to hold a prediction against."""
+    """The measured ratio and its interval; None where the comparison has none."""
     if comparison.ratio is None or comparison.verdict == "not comparable":
         return None
     return comparison.ratio, comparison.interval
@@ -226,7 +210,7 @@ def _measured_cells(comparison: Comparison, prediction: Prediction) -> tuple[str
 
 
 def _agreement(comparison: Comparison, prediction: Prediction) -> str:
-    """Whether the prediction held; what decides nothing confirms nothing."""
+    """Whether the prediction held; an undecided comparison confirms nothing."""
     if prediction.interval is None or comparison.ratio is None or _measured(comparison) is None:
         return ""
     if not is_decided(comparison.verdict):

@@ -43,7 +43,7 @@ def at_most(series: Series, most: int) -> tuple[Float64, Float64]:
 
 
 class Line(Struct, frozen=True):
-    """A NaN breaks it. Of a stacked chart: from each x on that height, on top of the lines before it."""
+    """A curve; NaN breaks it. In a stacked chart: the height from each x on, on top of the lines before it."""
 
     label: str
     colour: str
@@ -55,7 +55,7 @@ class Line(Struct, frozen=True):
 class Chart(Struct, frozen=True, rename="camel"):
     """Lines over an axis from 0 to `x_end`; charts with one `x_unit` share their cursor.
 
-    What is saved as SVG and what a live bench draws with a cursor in its place are the same.
+    A page has it as SVG; a live bench draws the same data with a cursor; `plot()` draws it with matplotlib.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Chart(Struct, frozen=True, rename="camel"):
 
     @property
     def paths(self) -> list[Path]:
-        """It as SVG draws it: of sums the highest first, each drawn over the one before."""
+        """The lines as SVG paths: of sums the highest first, each drawn over the one before."""
         high = self.top - self.low
         x = [line.x / self.x_end for line in self.lines]
         if self.stacked:
@@ -81,7 +81,7 @@ class Chart(Struct, frozen=True, rename="camel"):
         return [line_path(x[i], y[i], line.colour, dashed=line.dashed) for i, line in enumerate(self.lines)]
 
     def data(self) -> dict[str, object]:
-        """For the front end."""
+        """Plain values for the front end."""
         chart: dict[str, object] = to_builtins(self, enc_hook=_short)
         return chart
 
@@ -114,7 +114,7 @@ class StepBars(Struct, frozen=True):
 
     @property
     def grey(self) -> str:
-        """What grey bars are, where there are any."""
+        """The words that explain grey bars; empty where there are none."""
         return "" if self.profiled.all() else "; grey: no trace"
 
     @property
@@ -188,9 +188,9 @@ _LEAST = 0.01  # of the step: less stands in the table, not in the legend
 def picture(facts: Facts) -> Markup:
     """The picture; empty where nothing was measured that it could show."""
     parts = segments(facts)
-    named = [part for part in parts if part.share >= _LEAST]
+    in_legend = [part for part in parts if part.share >= _LEAST]
     charts = [chart for chart in (steps_over_time(facts), device_curves(facts)) if chart is not None]
-    return render("run.html", title=title(facts), parts=parts, named=named, charts=charts)
+    return render("run.html", title=title(facts), parts=parts, in_legend=in_legend, charts=charts)
 
 
 def segments(facts: Facts) -> list[Segment]:
@@ -198,19 +198,19 @@ def segments(facts: Facts) -> list[Segment]:
     shares = facts.shares
     if shares is None or facts.few_steps is not None:
         return []
-    shown = []
-    for name in sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda part: -shares.share[part]):
-        part = wording.PARTS[name] if facts.breakdown is None else wording.part_of(name, facts.breakdown)
+    parts = []
+    for name in sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda kind: -shares.share[kind]):
+        kind = wording.PARTS[name] if facts.breakdown is None else wording.part_of(name, facts.breakdown)
         share = shares.share[name]
-        shown.append(Segment(part.label, share, part.colour, percent(share), bool(part.hatch)))
+        parts.append(Segment(kind.label, share, kind.colour, percent(share), bool(kind.hatch)))
     if shares.undivided:
         grey = wording.NOT_PROFILED.colour
-        shown.append(Segment(REST_LABEL, shares.undivided, grey, percent(shares.undivided)))
-    return shown
+        parts.append(Segment(REST_LABEL, shares.undivided, grey, percent(shares.undivided)))
+    return parts
 
 
 def title(facts: Facts) -> str:
-    """What the bar of a typical step shows."""
+    """The title above the bar of a typical step."""
     account, step = facts.breakdown, facts.typical_step_us
     if account is not None and account.whole_window:
         return "Breakdown of the traced time"
@@ -251,7 +251,7 @@ def steps_chart(
 
 
 def device_curves(facts: Facts, kinds: tuple[str, ...] = PERCENT, most: int = 1) -> Chart | None:
-    """The first curves of the device whose names end so: in percent of what it can be, or in GiB of memory."""
+    """The first `most` curves whose names have one of these endings: in percent, or memory in GiB."""
     begin_ns, end_ns = time_range_ns(facts)
     series = [one for one in facts.run.samples.series if one.name.endswith(kinds) and is_long_enough(one)]
     lines = [line for one in series if (line := curve(one, begin_ns, end_ns))][:most]
@@ -281,7 +281,7 @@ def curves_chart(name: str, lines: Sequence[Line], end_ns: int, below: str = "",
 
 
 def time_range_ns(facts: Facts) -> tuple[int, int]:
-    """The time that the drawings show: all of the run, or from its first step on where that begins late."""
+    """Begin and end of the time axis: the whole run, or from its first step on where that begins late."""
     steps, wall_ns = facts.run.steps, max(facts.run.wall_ns, 1)
     first_ns = int(steps.start_ns[0]) if len(steps) else 0
     return (first_ns if LATE * wall_ns < first_ns < wall_ns else 0), wall_ns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -145,6 +145,14 @@ OWN_BATCHES = Part(
 def part_of(name: str, breakdown: Breakdown) -> Part:
     """How that part of this account is called: without a DataLoader the loop itself makes its batches."""
     return OWN_BATCHES if name == "data_wait" and breakdown.prepared_ns else PARTS[name]
+
+
+DASH = "–"
+
+
+def or_dash(value: float | None, text: Callable[[float], str]) -> str:
+    """A figure as it is written; a dash where it is not known."""
+    return DASH if value is None else text(value)
 
 
 def cut(text: str, width: int) -> str:

@@ -42,7 +42,6 @@ from gpulab.tuning.compare.blocks import compare_blocks, compare_sequential
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment, LossComparison, Side
 from gpulab.views.climb import Climbed
-from gpulab.views.climb_sections import headline
 from tests.support.comparisons import PARTS_A, alike, as_written, blocks, facts_with, faster, loss_curve
 from tests.support.scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, nothing_foretold
 from tests.tuning.cells import CELL, same, weights
@@ -544,7 +543,7 @@ def test_what_screening_does_not_show_is_not_said() -> None:
     machine = Machine(lambda s: 38.0, lambda s: HEALTHY, fails=lambda s: "out of memory" if "workers" in s else "")
     found = machine.climb(without=WITHOUT)
     assert not found.kept and not found.rungs
-    assert headline(found).sentence == "No setting that gpulab tried makes this cell faster."
+    assert Climbed(found).headline.sentence == "No setting that gpulab tried makes this cell faster."
     assert "left out as asked" in {p.label: p.why for p in found.skips}["cache=on"]
     assert any("screened: out of memory" in p.why for p in found.skips)
     assert sum(plan.screening for plan in machine.plans) == 1

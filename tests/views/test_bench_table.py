@@ -31,7 +31,7 @@ ROWS = view.ordered(BENCH)
 
 
 def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False) -> str:
-    return str(macros("bench.html").table(view.drawn_rows(rows, marks, alive=alive), alive))
+    return str(macros("bench.html").table(view.table_values(rows, marks, alive=alive), alive))
 
 
 def test_every_row_is_a_line_of_the_table() -> None:

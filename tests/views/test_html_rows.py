@@ -15,8 +15,6 @@ from gpulab.views.bars import (
     FactorRange,
     Piece,
     axis_of,
-    factor_axis,
-    factor_row,
     factor_ticks,
     labels,
     layers,
@@ -47,7 +45,7 @@ def test_what_is_drawn_stays_on_its_track_and_interval(shown: FactorRange) -> No
     *_, (interval,), (middle,) = drawn
     assert interval.left - 0.01 <= middle.left and middle.right <= interval.right + 0.01
     assert isinstance(middle, Piece) and middle.colour == interval.colour
-    for row_of_layer in factor_row(axis, shown).split("display:flex")[1:]:
+    for row_of_layer in macros("bars.html").factor_row(layers(axis, shown)).split("display:flex")[1:]:
         assert sum(float(width) for width in re.findall(r"width:([\d.]+)%", row_of_layer)) <= 100.01
 
 
@@ -61,8 +59,8 @@ def test_no_word_stands_in_a_bar_or_is_cut_off() -> None:
     shown = FactorRange(2.0, (0.4, 9.0), "#1E9E77", 0.4, (1.0, 3.0), (1.5, 3.0))
     axis = axis_of(shown.factors)
     name, figures = "a_long_setting_of_a_knob=" + 60 * "9", "2.0× (0.4–9.0×): undecided"
-    markup = macros("bars.html").row(name, figures, factor_row(axis, shown))
-    read = Markup(markup + factor_axis(axis))
+    markup = macros("bars.html").row(name, figures, macros("bars.html").factor_row(layers(axis, shown)))
+    read = Markup(markup + macros("bars.html").factor_axis(labels(axis)))
     assert "1" in read.words and not read.caught
     assert Markup('<div style="overflow:hidden">word</div>').caught, "the reader sees what it looks for"
 

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from gpulab.formatting import duration
 from gpulab.tuning.bench import pair_speeds, rows_of
 from gpulab.tuning.record import Comparison, Experiment
+from gpulab.views import side_by_side
 from gpulab.views.bars import UNDECIDED, VERDICTS
 from gpulab.views.bench import factor_ranges, picture
 from gpulab.views.climb import Climbed
 from gpulab.views.comparison import Compared
 from gpulab.views.predictions import Predicted
-from gpulab.views.side_by_side import drawn, segments
+from gpulab.views.side_by_side import segments
 from tests.support import comparisons as made
 from tests.support.markup import Markup
 from tests.views.every_view import PREDICTIONS, a_climb
@@ -35,7 +36,7 @@ def test_rows_and_side_by_side_have_the_times_of_the_comparison() -> None:
         assert (first.step_us, row.step_us) == (c.a.us_per_step, c.b.us_per_step) and c.b.us_per_sample
         assert row.samples_per_s == pytest.approx(1e6 / c.b.us_per_sample)
         assert 1 / c.times_as_fast == pytest.approx(np.median(1 / np.array(pair_speeds(first, row))))  # type: ignore[operator]
-    words = Markup(drawn(first, row, c.a.facts, c.b.facts, row.speed)).words
+    words = Markup(side_by_side.picture(first, row, c.a.facts, c.b.facts, row.speed)).words
     title = "Time per sample in interleaved blocks; split as in one traced run each"
     assert title in words and duration(c.b.us_per_sample) in words
     assert all(not row.shares for row in rows_of((replace(c, no_parts_reason="they disagree"),)))

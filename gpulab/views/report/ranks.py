@@ -25,12 +25,12 @@ from gpulab.views.run_figure import picture
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 
-_ENDS_NAMED = 3
+_MOST_ENDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RankedReport(View):
-    """What a job's traces say: the facts of each rank and the diagnosis, with their views."""
+    """The report of a job: the facts of each rank and the diagnosis, with their views."""
 
     ranks: Ranks
     facts: Mapping[int, Facts]
@@ -113,7 +113,7 @@ def _early_ends(ranks: Ranks) -> str:
     ends = {p.what: p.key.partition("_")[0] for p in ranks.problems if p.key in ("interrupted_rank", "failed_rank")}
     if len(ends) == len(ranks.runs) > 1 and len(set(ends.values())) == 1:
         return f"all {next(iter(ends.values()))}"
-    first = dict(sorted(ends.items(), key=lambda item: item[1] != "failed")[:_ENDS_NAMED])
+    first = dict(sorted(ends.items(), key=lambda item: item[1] != "failed")[:_MOST_ENDS])
     more = [f"{len(ends) - len(first)} more ended early"] if len(ends) > len(first) else []
     return ", ".join([*(f"{rank} {end}" for rank, end in first.items()), *more])
 
