@@ -29,7 +29,7 @@ DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
 STARTED_NS = 20_000
 
 # What a person wrote, where several operators are open at the call: the outermost of these.
-_WRITTEN = (
+_BY_PERSON = (
     "aten::item",
     "aten::_local_scalar_dense",
     "aten::is_nonzero",
@@ -70,12 +70,12 @@ def blocking_calls(facts: Facts) -> tuple[BlockingCalls, ...]:
     t = work.timeline
     calls = np.flatnonzero(t.training(*WAITS, What.COPY_CALL))
     calls = calls[covers(work.host_windows, t.start_ns[calls])]
-    direction, written = _direction(work, calls), _written(work, calls)
+    direction, operator_id = _direction(work, calls), _operators_of(work, calls)
     by_direction = []
     for i, name in enumerate(DIRECTIONS):
-        chosen = direction == i
-        if chosen.any():
-            by_direction.append(_summed(work, name, calls[chosen], written[chosen]))
+        mine = direction == i
+        if mine.any():
+            by_direction.append(_summed(work, name, calls[mine], operator_id[mine]))
     return tuple(sorted(by_direction, key=lambda b: -b.waited_us))
 
 
@@ -105,7 +105,7 @@ def _direction(work: DeviceWork, calls: Int64) -> Int64:
     return kind
 
 
-def _written(work: DeviceWork, calls: Int64) -> Int64:
+def _operators_of(work: DeviceWork, calls: Int64) -> Int64:
     """The name of the operator a person wrote, as index into the timeline's names; -1 for none."""
     t, tree = work.timeline, work.tree
     if not len(tree.rows):
@@ -115,20 +115,20 @@ def _written(work: DeviceWork, calls: Int64) -> Int64:
     innermost = tree.innermost(t, calls)
     at = np.where(innermost >= 0, position[innermost], -1)
     name = np.where(at >= 0, t.name_id[tree.rows[at]], -1).astype(np.int64)
-    is_written = np.zeros(len(t.names), dtype=bool)
-    is_written[[i for i, n in enumerate(t.names) if n in _WRITTEN]] = True
+    is_by_person = np.zeros(len(t.names), dtype=bool)
+    is_by_person[[i for i, n in enumerate(t.names) if n in _BY_PERSON]] = True
     while (at >= 0).any():
         of_row = np.where(at >= 0, t.name_id[tree.rows[at]], 0)
-        name = np.where((at >= 0) & is_written[of_row], of_row, name)
+        name = np.where((at >= 0) & is_by_person[of_row], of_row, name)
         at = np.where(at >= 0, tree.parent[at], -1)
     return name
 
 
-def _summed(work: DeviceWork, direction: Direction, calls: Int64, written: Int64) -> BlockingCalls:
+def _summed(work: DeviceWork, direction: Direction, calls: Int64, operator_id: Int64) -> BlockingCalls:
     t = work.timeline
     times = union(t.start_ns[calls], t.end_ns[calls])
-    waited = np.bincount(written + 1, weights=t.duration_ns[calls], minlength=len(t.names) + 1)
-    count = np.bincount(written + 1, minlength=len(t.names) + 1)
+    waited = np.bincount(operator_id + 1, weights=t.duration_ns[calls], minlength=len(t.names) + 1)
+    count = np.bincount(operator_id + 1, minlength=len(t.names) + 1)
     names = ("", *t.names)
     order = [i for i in np.argsort(-waited, kind="stable").tolist() if count[i]]
     return BlockingCalls(
@@ -146,9 +146,9 @@ def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     t = work.timeline
     launched = work.call >= 0
     order = np.argsort(t.start_ns[work.call[launched]], kind="stable")
-    asked = t.start_ns[work.call[launched]][order]
+    launch_ns = t.start_ns[work.call[launched]][order]
     begun = t.start_ns[work.rows[launched]][order]
-    after = np.searchsorted(asked, t.end_ns[calls], side="left")
+    after = np.searchsorted(launch_ns, t.end_ns[calls], side="left")
     last = int(work.windows[-1, 1]) if len(work.windows) else 0
     until = np.append(begun, last)[np.minimum(after, len(begun))]
     dry = intersect(work.idle, union(t.start_ns[calls], np.maximum(until, t.end_ns[calls])))

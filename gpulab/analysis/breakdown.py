@@ -351,10 +351,12 @@ def placed(account: Breakdown) -> Pieces | None:
 def _with_core_wait(pieces: Pieces, windows: Int64, before: Int64, after: Int64) -> Pieces:
     """Pieces whose part has less time `after` than `before` give that share of each, at its end."""
     row = np.searchsorted(windows[:, 0], pieces.start_ns, side="right") - 1
-    held, left = before[row, pieces.part], after[row, pieces.part]
+    whole_ns, rest_ns = before[row, pieces.part], after[row, pieces.part]
     length = pieces.end_ns - pieces.start_ns
-    kept = np.where(left < held, np.floor(length * (left / np.maximum(held, 1))), length).astype(np.int64)
-    middle = pieces.start_ns + kept
+    own_ns = np.where(rest_ns < whole_ns, np.floor(length * (rest_ns / np.maximum(whole_ns, 1))), length).astype(
+        np.int64
+    )
+    middle = pieces.start_ns + own_ns
     start, end = np.stack((pieces.start_ns, middle), axis=1), np.stack((middle, pieces.end_ns), axis=1)
     waits = np.full(len(length), PARTS.index("core_wait"), dtype=np.int64)
     part = np.stack((pieces.part, waits), axis=1)
@@ -364,27 +366,27 @@ def _with_core_wait(pieces: Pieces, windows: Int64, before: Int64, after: Int64)
 
 def _painted(claims: Mapping[str, Intervals], windows: Int64) -> Pieces:
     edges = np.unique(np.concatenate([windows.ravel(), *(claim.ravel() for claim in claims.values())]))
-    left, right = edges[:-1], edges[1:]
-    inside = covers(windows[windows[:, 1] > windows[:, 0]], left)
-    left, right = left[inside], right[inside]
-    part = np.full(len(left), PARTS.index("unknown"), dtype=np.int64)
-    bare = np.ones(len(left), dtype=bool)
+    begin, until = edges[:-1], edges[1:]
+    inside = covers(windows[windows[:, 1] > windows[:, 0]], begin)
+    begin, until = begin[inside], until[inside]
+    part = np.full(len(begin), PARTS.index("unknown"), dtype=np.int64)
+    bare = np.ones(len(begin), dtype=bool)
     for name, claim in claims.items():
-        taken = bare & covers(claim, left)
-        part[taken] = PARTS.index(name)
-        bare &= ~taken
-    return _joined(left, right, part, windows)
+        mine = bare & covers(claim, begin)
+        part[mine] = PARTS.index(name)
+        bare &= ~mine
+    return _joined(begin, until, part, windows)
 
 
-def _joined(left: Int64, right: Int64, part: Int64, windows: Int64) -> Pieces:
+def _joined(begin: Int64, until: Int64, part: Int64, windows: Int64) -> Pieces:
     """Neighbours of the same part as one piece, but for two steps."""
-    if not len(left):
-        return Pieces(left, right, part)
-    fresh = np.ones(len(left), dtype=bool)
-    fresh[1:] = (part[1:] != part[:-1]) | (left[1:] != right[:-1]) | np.isin(left[1:], windows[:, 0])
+    if not len(begin):
+        return Pieces(begin, until, part)
+    fresh = np.ones(len(begin), dtype=bool)
+    fresh[1:] = (part[1:] != part[:-1]) | (begin[1:] != until[:-1]) | np.isin(begin[1:], windows[:, 0])
     first = np.flatnonzero(fresh)
-    last = np.concatenate((first[1:], [len(left)])) - 1
-    return Pieces(left[first], right[last], part[first])
+    last = np.concatenate((first[1:], [len(begin)])) - 1
+    return Pieces(begin[first], until[last], part[first])
 
 
 def _summed(pieces: Pieces, windows: Int64) -> Int64:

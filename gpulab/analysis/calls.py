@@ -174,8 +174,8 @@ def costliest_call(
     group = np.array([words.index(word) if word else i for i, word in enumerate(words)], np.int64)
     keys = looks.kind.astype(np.int64) * len(words) + group[looks.callee]
     best: Call | None = None
-    met, counts = np.unique(keys[mine], return_counts=True)
-    for key in met[np.argsort(-counts)].tolist():
+    key_values, counts = np.unique(keys[mine], return_counts=True)
+    for key in key_values[np.argsort(-counts)].tolist():
         kind, callee = divmod(key, len(words))
         if (words[callee] == "saving") != saving:
             continue

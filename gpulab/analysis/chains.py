@@ -249,7 +249,7 @@ def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int
         mine = lane == thread
         order = np.argsort(begin[mine], kind="stable")
         start, stop = begin[mine][order], end[mine][order]
-        asked = t.start_ns[call]
-        i = np.searchsorted(start, asked, side="right") - 1
-        between[launched] |= (i >= 0) & (asked < stop[np.maximum(i, 0)]) & (t.lane_id[call] == thread)
+        launch_ns = t.start_ns[call]
+        i = np.searchsorted(start, launch_ns, side="right") - 1
+        between[launched] |= (i >= 0) & (launch_ns < stop[np.maximum(i, 0)]) & (t.lane_id[call] == thread)
     return between

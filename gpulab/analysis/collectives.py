@@ -50,8 +50,8 @@ def collective_facts(timeline: Timeline, rows: Int64, time_ns: Int64, steps: int
     `time_ns`: of each row, how long it moves data; where that is not known apart, how long it takes.
     """
     kinds = _column(timeline, "collective", rows)
-    named = np.isfinite(kinds)
-    rows, time_ns, kinds = rows[named], time_ns[named], kinds[named]
+    known = np.isfinite(kinds)
+    rows, time_ns, kinds = rows[known], time_ns[known], kinds[known]
     groups, sizes = (_column(timeline, name, rows) for name in ("process_group", "group_size"))
     keys = np.nan_to_num(np.stack((kinds, groups, sizes), axis=1), nan=-1.0)
     facts = []
@@ -132,12 +132,12 @@ def _matched(ranks: Mapping[int, Arrived]) -> tuple[Int64, list[int]]:
     numbers = sorted(ranks)
     if len(numbers) < 2:
         return np.empty((len(numbers), 0), np.int64), numbers
-    seen: dict[tuple[int, int], list[int]] = {}
+    by_exchange: dict[tuple[int, int], list[int]] = {}
     for place, number in enumerate(numbers):
         rank = ranks[number]
         for group, sequence, ns in zip(rank.group.tolist(), rank.sequence.tolist(), rank.time_ns.tolist(), strict=True):
-            times = seen.setdefault((group, sequence), [])
+            times = by_exchange.setdefault((group, sequence), [])
             if len(times) == place:
                 times.append(ns)
-    full = sorted((times for times in seen.values() if len(times) == len(numbers)), key=max)
+    full = sorted((times for times in by_exchange.values() if len(times) == len(numbers)), key=max)
     return np.array(full, np.int64).reshape(-1, len(numbers)).T, numbers

@@ -161,18 +161,18 @@ def is_known(readings: CoreTimes) -> bool:
     return bool(len(readings)) and bool((readings.wait_ns >= 0).all())
 
 
-def moved(totals: Int64, givers: list[int], taker: int, taken_ns: Float64) -> Int64:
+def moved(totals: Int64, givers: list[int], taker: int, waits_ns: Float64) -> Int64:
     """The table [steps, parts] with so much of each step moved from the parts `givers` to the part `taker`.
 
     Each gives in proportion to what it has. Sums of steps stay as they are.
     """
-    held = totals[:, givers].astype(np.float64)
-    sums = held.sum(axis=1)
-    share = np.minimum(taken_ns, sums) / np.maximum(sums, 1)
-    given = np.minimum(np.floor(held * share[:, None]).astype(np.int64), totals[:, givers])
+    before = totals[:, givers].astype(np.float64)
+    sums = before.sum(axis=1)
+    share = np.minimum(waits_ns, sums) / np.maximum(sums, 1)
+    shares_ns = np.minimum(np.floor(before * share[:, None]).astype(np.int64), totals[:, givers])
     after = totals.copy()
-    after[:, givers] -= given
-    after[:, taker] += given.sum(axis=1)
+    after[:, givers] -= shares_ns
+    after[:, taker] += shares_ns.sum(axis=1)
     return after
 
 

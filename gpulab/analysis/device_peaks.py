@@ -170,8 +170,8 @@ SHAPE_COLUMNS = ("product_m", "product_n", "product_k")
 UNIT = 8
 UNIT_OF_VOCABULARY = 64
 VOCABULARY = 8192  # ours: a side of this size is a vocabulary, not the width of a layer
-_TOLD_BY_NAME = "kernels that load fewer numbers at once than they could"
-_TOLD_BY_SHAPE = "sizes that are no multiples of 8 (64 for a vocabulary)"
+_BY_NAME = "kernels that load fewer numbers at once than they could"
+_BY_SHAPE = "sizes that are no multiples of 8 (64 for a vocabulary)"
 
 
 class Alignment(Struct, frozen=True):
@@ -195,10 +195,10 @@ def alignment(work: DeviceWork) -> Alignment | None:
     name = t.name_id[work.rows]
     narrow, aligned = np.zeros(len(t.names), bool), np.full(len(t.names), -1)
     for i in distinct(name[matrix]):
-        numbers, written = reading(t.names[i]).numbers, _ALIGNED.search(t.names[i])
+        numbers, spelling = reading(t.names[i]).numbers, _ALIGNED.search(t.names[i])
         narrow[i] = numbers in ("narrow", "tf32")
-        if written is not None and narrow[i]:
-            aligned[i] = int(written[1]) >= (8 if numbers == "narrow" else 4)
+        if spelling is not None and narrow[i]:
+            aligned[i] = int(spelling[1]) >= (8 if numbers == "narrow" else 4)
     on_units = matrix & narrow[name]
     if not on_units.any():
         return None
@@ -211,7 +211,7 @@ def alignment(work: DeviceWork) -> Alignment | None:
         on_units=work.share(on_units),
         judged=work.share(judged),
         odd=work.share(odd),
-        how=_TOLD_BY_SHAPE if by_shape.any() else _TOLD_BY_NAME,
+        how=_BY_SHAPE if by_shape.any() else _BY_NAME,
         costliest=_costliest(work, odd),
         examples=_examples(work, by_shape),
     )
@@ -236,20 +236,20 @@ def _fits_by_shape(work: DeviceWork) -> np.ndarray:
     return fits
 
 
-def _costliest(work: DeviceWork, chosen: np.ndarray) -> str:
-    name = work.costliest(chosen)
+def _costliest(work: DeviceWork, mine: np.ndarray) -> str:
+    name = work.costliest(mine)
     inner = re.search(r"cutlass_\w+", name)
     return inner[0] if inner is not None else short_name(name)
 
 
-def _examples(work: DeviceWork, chosen: np.ndarray) -> tuple[str, ...]:
+def _examples(work: DeviceWork, mine: np.ndarray) -> tuple[str, ...]:
     """The sizes that take most time, up to two."""
-    if not chosen.any():
+    if not mine.any():
         return ()
-    t, operator = work.timeline, work.operator[chosen]
+    t, operator = work.timeline, work.operator[mine]
     sizes = np.stack([t.extra[c][operator] for c in SHAPE_COLUMNS], axis=1).astype(np.int64)
     distinct, group = np.unique(sizes, axis=0, return_inverse=True)
-    time = np.bincount(group.reshape(-1), weights=t.duration_ns[work.rows[chosen]])
+    time = np.bincount(group.reshape(-1), weights=t.duration_ns[work.rows[mine]])
     return tuple(" × ".join(str(n) for n in distinct[i]) for i in np.argsort(-time, kind="stable")[:2].tolist())
 
 

@@ -209,8 +209,8 @@ def facts(run: Run) -> Facts:
     withheld = trust.withheld if trust is not None else frozenset()
     accounts = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
     fed = "data_wait" not in withheld and (run.loader is not None or bool(steps.batch_count.any()))
-    judged = rows if len(rows) else traced
-    round_steps = steps_per_round(run, judged)
+    typical_rows = rows if len(rows) else traced
+    round_steps = steps_per_round(run, typical_rows)
     accounts = tuple(account.by(round_steps) for account in accounts)
     account = next(iter(accounts), None)
     one_round = run.loader is None and round_steps > 1
@@ -225,14 +225,14 @@ def facts(run: Run) -> Facts:
         selection=selection,
         step_us=typical(steps.time_ns[rows], rows),
         traced_step_us=typical(time_ns[traced], traced) if _marks_are_whole(run) else None,
-        data_wait_us=typical(steps.data_wait_ns[judged], judged) if fed else None,
-        optimizer_us=spread(steps.optimizer_ns[judged])
+        data_wait_us=typical(steps.data_wait_ns[typical_rows], typical_rows) if fed else None,
+        optimizer_us=spread(steps.optimizer_ns[typical_rows])
         if steps.optimizer_ns.any() and "optimizer" not in withheld
         else None,
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.time_ns[rows].sum())),
         outside_steps_fraction=_outside_steps(run, time_ns),
-        observer_us_per_step=_own_us(run, judged),
+        observer_us_per_step=_own_us(run, typical_rows),
         breakdown=account,
         integrity=trust,
         operators=operators(run.timeline, account)
@@ -348,8 +348,8 @@ def in_steps(run: Run, series: Series, rows: Int64) -> Float64:
     counted[rows] = True
     step = np.searchsorted(run.steps.start_ns, series.t_ns, side="right") - 1
     inside = (step >= 0) & counted[step] & (series.t_ns < run.steps.end_ns[step])
-    left_out = np.cumsum(~counted)
-    whole = inside[1:] & inside[:-1] & (left_out[step[1:]] == left_out[step[:-1]])
+    gaps = np.cumsum(~counted)
+    whole = inside[1:] & inside[:-1] & (gaps[step[1:]] == gaps[step[:-1]])
     values: Float64 = series.value[1:][whole]
     return values
 

@@ -93,7 +93,7 @@ def _job(group: Sequence[OwnedSummary]) -> FleetJob:
     wasted = [wasted_gpu_hours(s) for s in ranks]
     some = [hours for hours in wasted if hours is not None]
     worst = max(ranks, key=lambda s: (wasted_gpu_hours(s) or 0.0, s.wall_s))
-    known_hours = sum(gpu_hours(s) for s, hours in zip(ranks, wasted, strict=True) if hours is not None)
+    measured_hours = sum(gpu_hours(s) for s, hours in zip(ranks, wasted, strict=True) if hours is not None)
     sources = {s.idle_source for s in ranks}
     return FleetJob(
         id=worst.cluster_id or worst.job_id or worst.id,
@@ -108,7 +108,7 @@ def _job(group: Sequence[OwnedSummary]) -> FleetJob:
         wall_s=max(s.wall_s for s in ranks),
         gpu_hours=sum(map(gpu_hours, ranks)),
         wasted_gpu_hours=sum(some) if some else None,
-        idle_fraction=sum(some) / known_hours if known_hours else None,
+        idle_fraction=sum(some) / measured_hours if measured_hours else None,
         at_least=bool(some) and sources != {"trace"},
         reason="" if some else worst.idle_reason,
         headline=worst.headline,

@@ -78,12 +78,12 @@ def integrity(run: Run) -> Integrity | None:
     """Every check on the run's trace; None without one."""
     if run.timeline is None:
         return None
-    seen = _Seen.of(run, run.timeline)
-    return Integrity(tuple(check(seen) for check in _CHECKS))
+    evidence = _Evidence.of(run, run.timeline)
+    return Integrity(tuple(check(evidence) for check in _CHECKS))
 
 
-class _Seen(Struct, frozen=True):
-    """What several checks look at, found once."""
+class _Evidence(Struct, frozen=True):
+    """What several checks read of a trace."""
 
     run: Run
     timeline: Labels
@@ -93,7 +93,7 @@ class _Seen(Struct, frozen=True):
     pairs: tuple[Rows, Rows]  # each device row with such a call, and the call
 
     @classmethod
-    def of(cls, run: Run, timeline: Timeline) -> _Seen:
+    def of(cls, run: Run, timeline: Timeline) -> _Evidence:
         spans = labels(timeline)
         begun = spans.start_ns >= host_steps(run, timeline)[1][0, 0]  # CUPTI may lose the first kernels of a session
         launch = np.flatnonzero(spans.of(What.KERNEL_LAUNCH) & begun)
@@ -106,10 +106,10 @@ class _Seen(Struct, frozen=True):
         return sum(self.run.origin.damaged(name) for name in names) if self.run.origin is not None else 0
 
 
-def _no_device_events(seen: _Seen) -> Check:
+def _no_device_events(evidence: _Evidence) -> Check:
     """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
-    device, count = seen.run.device, len(seen.starts_work) if len(seen.device) == 0 else 0
-    if device.kind == "unknown" and seen.run.origin is not None and not seen.run.origin.is_cut_short:
+    device, count = evidence.run.device, len(evidence.starts_work) if len(evidence.device) == 0 else 0
+    if device.kind == "unknown" and evidence.run.origin is not None and not evidence.run.origin.is_cut_short:
         meaning = f"this trace shows no work of {device.name}: record kernels, and the calls that start them"
         return check_of_count("no_device_events", 1, "unusable", meaning, (*ALL_OF_THE_DEVICE, "operators"))
     meaning = (
@@ -119,22 +119,23 @@ def _no_device_events(seen: _Seen) -> Check:
     return check_of_count("no_device_events", count, "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
-def _launches_without_kernels(seen: _Seen) -> Check:
-    t = seen.timeline
-    launched = int((t.correlation[seen.launch] > 0).sum())
-    lost = launched - len(matched(t, seen.launch, seen.device)[0]) if len(seen.device) else 0
-    share = lost / max(1, len(seen.launch))
+def _launches_without_kernels(evidence: _Evidence) -> Check:
+    t = evidence.timeline
+    launched = int((t.correlation[evidence.launch] > 0).sum())
+    lost = launched - len(matched(t, evidence.launch, evidence.device)[0]) if len(evidence.device) else 0
+    share = lost / max(1, len(evidence.launch))
     state: State = "ok" if share <= LOST_NOTICE else "degraded" if share <= LOST_LIMIT else "unusable"
     meaning = (
-        f"{lost:,} of {len(seen.launch):,} kernel launches have no kernel in the trace: the GPU was busier than shown"
+        f"{lost:,} of {len(evidence.launch):,} kernel launches have no kernel in the trace: the GPU was busier than "
+        "shown"
     )
     withholds = {"ok": (), "degraded": ("launch_statistics",), "unusable": (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE)}
     return check_of_count("launches_without_kernels", lost, state, meaning, withholds[state])
 
 
-def _kernels_before_launch(seen: _Seen) -> Check:
-    of_device, of_launch = seen.pairs
-    early_ns = seen.timeline.start_ns[of_launch] - seen.timeline.start_ns[of_device]
+def _kernels_before_launch(evidence: _Evidence) -> Check:
+    of_device, of_launch = evidence.pairs
+    early_ns = evidence.timeline.start_ns[of_launch] - evidence.timeline.start_ns[of_device]
     early = int((early_ns > CLOCK_TOLERANCE_NS).sum())
     bad = early > EARLY_NOTICE * len(early_ns)
     meaning = (
@@ -145,11 +146,11 @@ def _kernels_before_launch(seen: _Seen) -> Check:
     return check_of_count("kernels_before_launch", early, state, meaning, HOST_AGAINST_DEVICE if bad else ())
 
 
-def _clock_shift(seen: _Seen) -> Check:
+def _clock_shift(evidence: _Evidence) -> Check:
     """Device work that ends after a call that waited for all of it has returned: it was moved to the right."""
-    t = seen.timeline
+    t = evidence.timeline
     waits = t.rows(What.DEVICE_WAIT)
-    of_device, of_launch = seen.pairs
+    of_device, of_launch = evidence.pairs
     shifted = 0
     if len(waits) and len(of_device) and len({lane.process for lane in t.lanes if lane.kind == "stream"}) == 1:
         order = np.argsort(t.start_ns[of_launch], kind="stable")
@@ -164,10 +165,10 @@ def _clock_shift(seen: _Seen) -> Check:
     return check_of_count("clock_shift", shifted, "degraded", meaning, HOST_AGAINST_DEVICE)
 
 
-def _host_ahead(seen: _Seen) -> Check:
+def _host_ahead(evidence: _Evidence) -> Check:
     """A loop that never waits for the GPU is normal. Its steps are counted on the GPU, and the report says so."""
-    t = seen.timeline
-    _, host, _ = host_steps(seen.run, t)
+    t = evidence.timeline
+    _, host, _ = host_steps(evidence.run, t)
     ahead_ns = [int((device_windows(t, host, i) - host)[:, 1].max()) for i in t.devices]
     wall_ns = float(np.median(host[:, 1] - host[:, 0]))
     count = sum(ns > max(HOST_AHEAD_NS, HOST_AHEAD_STEPS * wall_ns) for ns in ahead_ns)
@@ -178,55 +179,55 @@ def _host_ahead(seen: _Seen) -> Check:
     return check_of_count("host_ahead", count, "ok", meaning)
 
 
-def _graph_replays(seen: _Seen) -> Check:
+def _graph_replays(evidence: _Evidence) -> Check:
     """One launch, many kernels: counting launches says nothing about such a trace."""
-    t = seen.timeline
+    t = evidence.timeline
     count = len(t.rows(What.GRAPH_LAUNCH))
     meaning = f"{count:,} CUDA graph launches, each of many kernels: kernels per launch are not counted"
     return check_of_count("graph_replays", count, "ok", meaning, ("launch_statistics",))
 
 
-def _duplicated_steps(seen: _Seen) -> Check:
+def _duplicated_steps(evidence: _Evidence) -> Check:
     """Marks of a step that was there already. Copies on the device are Kineto's own and are never counted as steps."""
-    count = _marks(seen).duplicate_marks
+    count = _marks(evidence).duplicate_marks
     meaning = f"{count:,} duplicate step marks; each step counts once"
     return check_of_count("duplicated_steps", count, "degraded", meaning)
 
 
-def _missing_steps(seen: _Seen) -> Check:
-    count = _marks(seen).missing_numbers
+def _missing_steps(evidence: _Evidence) -> Check:
+    count = _marks(evidence).missing_numbers
     meaning = f"{count:,} step numbers are missing between the first and the last: nothing is known of those steps"
     return check_of_count("missing_steps", count, "degraded", meaning)
 
 
-def _marks(seen: _Seen) -> FoundSteps:
+def _marks(evidence: _Evidence) -> FoundSteps:
     """The marks of a trace from elsewhere; our own steps do not depend on marks."""
-    loaded = seen.run.origin is not None
-    return find_steps(seen.timeline) if loaded else FoundSteps(seen.run.steps, seen.run.step_source, ())
+    loaded = evidence.run.origin is not None
+    return find_steps(evidence.timeline) if loaded else FoundSteps(evidence.run.steps, evidence.run.step_source, ())
 
 
-def _truncated_tail(seen: _Seen) -> Check:
+def _truncated_tail(evidence: _Evidence) -> Check:
     """PyTorch writes the host's events first: what a file cut short lacks is the GPU's work, uncounted."""
-    count = min(1, seen.damaged("truncated tail"))
+    count = min(1, evidence.damaged("truncated tail"))
     meaning = "the file is truncated: an unknown part is missing, the GPU's work first"
     return check_of_count("truncated_tail", count, "unusable", meaning, (*ALL_OF_THE_DEVICE, *SUMS_OVER_A_STEP))
 
 
-def _broken_gzip(seen: _Seen) -> Check:
+def _broken_gzip(evidence: _Evidence) -> Check:
     """Whether text is missing is the affair of `truncated_tail`."""
-    count = min(1, seen.damaged("broken gzip"))
+    count = min(1, evidence.damaged("broken gzip"))
     meaning = "the gzip file is damaged or has trailing data; the figures use all that could be read"
     return check_of_count("broken_gzip", count, "degraded", meaning)
 
 
-def _broken_durations(seen: _Seen) -> Check:
+def _broken_durations(evidence: _Evidence) -> Check:
     """A span without a duration, or with a negative one, counts as no time."""
-    on_device = seen.damaged(*(f"{name} on the device" for name in BROKEN_DURATIONS))
-    on_host = seen.damaged(*BROKEN_DURATIONS)
-    bad_device = on_device > LOST_NOTICE * max(1, len(seen.device))
-    bad_host = on_host > LOST_LIMIT * max(1, len(seen.timeline) - len(seen.device))
+    on_device = evidence.damaged(*(f"{name} on the device" for name in BROKEN_DURATIONS))
+    on_host = evidence.damaged(*BROKEN_DURATIONS)
+    bad_device = on_device > LOST_NOTICE * max(1, len(evidence.device))
+    bad_host = on_host > LOST_LIMIT * max(1, len(evidence.timeline) - len(evidence.device))
     withholds: tuple[str, ...] = ()
-    if bad_device or (bad_host and not len(seen.device)):
+    if bad_device or (bad_host and not len(evidence.device)):
         withholds = ALL_OF_THE_DEVICE
     elif bad_host:
         withholds = HOST_AGAINST_DEVICE
@@ -236,15 +237,15 @@ def _broken_durations(seen: _Seen) -> Check:
     return check_of_count("broken_durations", count, state, meaning, withholds)
 
 
-def _empty_window(seen: _Seen) -> Check:
-    start, end = seen.timeline.window_ns
+def _empty_window(evidence: _Evidence) -> Check:
+    start, end = evidence.timeline.window_ns
     meaning = "no event of this trace has a duration"
     return check_of_count("empty_window", int(end <= start), "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
-def _dropped_events(seen: _Seen) -> Check:
+def _dropped_events(evidence: _Evidence) -> Check:
     """Events that the profiler says it dropped, and those that could not be read."""
-    origin, count = seen.run.origin, seen.damaged(*LOST_EVENTS)
+    origin, count = evidence.run.origin, evidence.damaged(*LOST_EVENTS)
     lost = [f"{d.count:,} {d.name}" for d in origin.damage if d.name in LOST_EVENTS] if origin is not None else []
     bad = origin is not None and count > LOST_LIMIT * max(1, origin.events_read)
     withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE) if bad else ()
@@ -252,22 +253,22 @@ def _dropped_events(seen: _Seen) -> Check:
     return check_of_count("dropped_events", count, state, f"not in these figures: {', '.join(lost)}", withholds)
 
 
-def _missing_device_properties(seen: _Seen) -> Check:
+def _missing_device_properties(evidence: _Evidence) -> Check:
     """Without them nothing can be set against what the GPU could do."""
-    origin = seen.run.origin
-    count = len(seen.timeline.devices) if origin is not None and not origin.device_properties else 0
+    origin = evidence.run.origin
+    count = len(evidence.timeline.devices) if origin is not None and not origin.device_properties else 0
     meaning = "the trace does not name its GPU: its memory is not known"
     return check_of_count("missing_device_properties", count, "degraded", meaning, ("device_memory",))
 
 
-def _zero_duration_kernels(seen: _Seen) -> Check:
-    t = seen.timeline
-    count = int((t.duration_ns[seen.device] == 0).sum())
+def _zero_duration_kernels(evidence: _Evidence) -> Check:
+    t = evidence.timeline
+    count = int((t.duration_ns[evidence.device] == 0).sum())
     meaning = f"{count:,} kernels or copies are shorter than the clock resolution and count as no time"
     return check_of_count("zero_duration_kernels", count, "ok", meaning)
 
 
-_CHECKS: tuple[Callable[[_Seen], Check], ...] = (
+_CHECKS: tuple[Callable[[_Evidence], Check], ...] = (
     _no_device_events,
     _launches_without_kernels,
     _kernels_before_launch,

@@ -101,22 +101,22 @@ class DeviceWork(Struct, frozen=True, dict=True):
         """Which rows are kernels of one of these classes."""
         among = np.zeros(len(CLASSES), dtype=bool)
         among[[CLASSES.index(kind) for kind in kinds]] = True
-        chosen: Mask = among[self.kind] & self.kernel
-        return chosen
+        which: Mask = among[self.kind] & self.kernel
+        return which
 
-    def us(self, chosen: Mask) -> float:
+    def us(self, which: Mask) -> float:
         """Device time of the chosen rows per step."""
-        return float(self.duration_ns[chosen].sum()) / self.steps / 1e3
+        return float(self.duration_ns[which].sum()) / self.steps / 1e3
 
-    def share(self, chosen: Mask) -> float:
+    def share(self, which: Mask) -> float:
         """Of the time of all kernels but communication: what the chosen kernels take."""
-        return self.us(chosen & self.kernel) / self.computing_us if self.computing_us else 0.0
+        return self.us(which & self.kernel) / self.computing_us if self.computing_us else 0.0
 
-    def costliest(self, chosen: Mask) -> str:
+    def costliest(self, which: Mask) -> str:
         """The name that takes most time of the chosen rows; empty where there is none."""
-        if not chosen.any():
+        if not which.any():
             return ""
-        time_ns = np.bincount(self.timeline.name_id[self.rows[chosen]], weights=self.duration_ns[chosen])
+        time_ns = np.bincount(self.timeline.name_id[self.rows[which]], weights=self.duration_ns[which])
         return self.timeline.names[int(time_ns.argmax())]
 
     def per_step_us(self, times: Intervals) -> float:
@@ -476,12 +476,12 @@ def _copy_row(timeline: Timeline, kind: tuple[str, str | None], rows: Int64) -> 
     size = np.full(len(rows), np.nan) if column is None else column[rows]
     duration = timeline.duration_ns[rows]
     recorded = size >= 0
-    moved, taken_ns = float(size[recorded].sum()), int(duration[recorded].sum())
+    moved, copying_ns = float(size[recorded].sum()), int(duration[recorded].sum())
     return CopyRow(
         kind=kind[0],
         host_memory=kind[1],
         count=len(rows),
         time_us=int(duration.sum()) / 1e3,
         bytes=int(moved) if recorded.any() else None,
-        gb_per_s=moved / taken_ns if taken_ns else None,
+        gb_per_s=moved / copying_ns if copying_ns else None,
     )

@@ -147,8 +147,8 @@ def _counted(run: Run, batches: Batches) -> Rows:
     steps = run.steps
     arrived = np.where(batches.answered_ns >= 0, batches.answered_ns, batches.end_ns)
     counted = select(run).rows
-    for chosen in (counted, np.arange(len(steps))):
-        inside = covers(union(steps.start_ns[chosen], steps.end_ns[chosen] + 1), arrived)
+    for candidates in (counted, np.arange(len(steps))):
+        inside = covers(union(steps.start_ns[candidates], steps.end_ns[candidates] + 1), arrived)
         if inside.sum() >= FEWEST:
             return inside
     first = 1 if run.loader is None else max(1, loaded_ahead(run.loader))
@@ -192,11 +192,11 @@ class _Parts(Struct, frozen=True):
 
     def waited_fraction(self, *parts: int) -> float | None:
         """Of these parts, asleep; None where they take too little time, or nobody knows why they used no CPU."""
-        chosen = list(parts)
-        if self.wall[chosen].sum() <= LEAST_PART * int(self.whole.sum()):
+        candidates = list(parts)
+        if self.wall[candidates].sum() <= LEAST_PART * int(self.whole.sum()):
             return None
-        part_ns = int(self.wall[chosen][:, self.has_core_wait].sum())
-        return float(self.sleeping[chosen][:, self.has_core_wait].sum()) / part_ns if part_ns > 0 else None
+        part_ns = int(self.wall[candidates][:, self.has_core_wait].sum())
+        return float(self.sleeping[candidates][:, self.has_core_wait].sum()) / part_ns if part_ns > 0 else None
 
 
 def _shared_out(core_wait: Int64, cpu: Int64, idle: Int64) -> Float64:
@@ -204,11 +204,11 @@ def _shared_out(core_wait: Int64, cpu: Int64, idle: Int64) -> Float64:
 
     No part gets more than it was idle; what is over goes to the others.
     """
-    left = np.minimum(core_wait, idle.sum(axis=0)).astype(np.float64)
-    given = np.minimum(left * cpu / np.maximum(cpu.sum(axis=0), 1), idle)
-    room = idle - given
-    left = np.maximum(left - given.sum(axis=0), 0)
-    return np.asarray(given + room * np.minimum(1, left / np.maximum(room.sum(axis=0), 1)))
+    rest_ns = np.minimum(core_wait, idle.sum(axis=0)).astype(np.float64)
+    share_ns = np.minimum(rest_ns * cpu / np.maximum(cpu.sum(axis=0), 1), idle)
+    room = idle - share_ns
+    rest_ns = np.maximum(rest_ns - share_ns.sum(axis=0), 0)
+    return np.asarray(share_ns + room * np.minimum(1, rest_ns / np.maximum(room.sum(axis=0), 1)))
 
 
 def _hand_over_us(batches: Batches, rows: Rows) -> float | None:
@@ -261,11 +261,11 @@ def _wait(batches: Batches, rows: Rows) -> WaitParts | None:
     rows = rows & (batches.asked_ns >= 0) & (batches.answered_ns >= 0)
     if not rows.any():
         return None
-    asked, end, answered = batches.asked_ns[rows], batches.end_ns[rows], batches.answered_ns[rows]
+    wait_start, end, answered = batches.asked_ns[rows], batches.end_ns[rows], batches.answered_ns[rows]
     weight = batches.weight[rows]
-    total = np.maximum(answered - asked, 0)
+    total = np.maximum(answered - wait_start, 0)
     begun = batches.start_ns[rows]  # in the training process, which may choose for longer than it makes
-    begun = np.where((batches.worker[rows] < 0) & (begun - asked > end - begun), begun, asked)
+    begun = np.where((batches.worker[rows] < 0) & (begun - wait_start > end - begun), begun, wait_start)
     while_made = np.clip(np.minimum(end, answered) - begun, 0, None)
     pin = np.clip(batches.pin_ns[rows], 0, total - while_made)
     parts = np.stack([batches.read_ns[rows], batches.transform_ns[rows], batches.collate_ns[rows]]).astype(np.float64)

@@ -292,15 +292,15 @@ def _rearranges(spans: Labels, tree: CallTree) -> Mask:
     copies = spans.named("aten::copy_".__eq__, tree.rows)
     asking = spans.named(_REARRANGING.__contains__, tree.rows)
     converting = spans.named(_CONVERTING.__contains__, tree.rows)
-    asked = np.zeros(len(tree.rows), dtype=bool)
+    rearranging = np.zeros(len(tree.rows), dtype=bool)
     at, live = tree.parent.copy(), np.ones(len(tree.rows), dtype=bool)
     for _ in range(4):  # copy_ < clone < contiguous < reshape
         live &= at >= 0
         above = np.where(live, at, 0)
         live &= ~converting[above]
-        asked |= live & asking[above]
+        rearranging |= live & asking[above]
         at = tree.parent[above]
-    return copies & asked
+    return copies & rearranging
 
 
 DIVISIBLE_NS = 100_000  # ours: PyTorch splits an operator from 32,768 elements on, which take 10 to 50 µs

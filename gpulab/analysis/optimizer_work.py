@@ -49,7 +49,7 @@ class UpdateBytes(Struct, frozen=True):
 
 
 def bytes_of(*passes: Pass) -> int:
-    return NUMBER_BYTES * sum(read + written for read, written in passes)
+    return NUMBER_BYTES * sum(reads + writes for reads, writes in passes)
 
 
 def bytes_of_update(
@@ -154,8 +154,8 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
 
 def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[str]:
     """How often each operator began within these times."""
-    held = operators[covers(times, timeline.start_ns[operators])]
-    count = np.bincount(timeline.name_id[held], minlength=len(timeline.names))
+    within = operators[covers(times, timeline.start_ns[operators])]
+    count = np.bincount(timeline.name_id[within], minlength=len(timeline.names))
     return Counter({timeline.names[i]: int(count[i]) for i in np.flatnonzero(count).tolist()})
 
 

@@ -132,9 +132,9 @@ def compare_ranks(
     timelines = {rank: labels(timeline) for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
     unmatched = {rank: _collectives(timelines[rank], accounts[rank]) for rank in timelines}
     kernels = _matched(unmatched)
-    kept = all(problem.key != NOT_KEPT for problem in problems)
+    has_traces = all(problem.key != NOT_KEPT for problem in problems)
     alone = not any(own.rows for own in kernels.values()) and any(t.of(What.MESSAGE).any() for t in timelines.values())
-    mismatch = _mismatch(kernels, only_messages=alone) if kept else "some ranks keep no trace"
+    mismatch = _mismatch(kernels, only_messages=alone) if has_traces else "some ranks keep no trace"
     transfer = _shortest(kernels) if mismatch is None else {}
     counts, of_rows = _counts_per_step(facts[rank] for rank in timelines)
     ranks = tuple(
@@ -185,10 +185,10 @@ class _Collectives(Struct, frozen=True):
     def sequence(self, name: str) -> list[tuple[float, float]] | None:
         """Process group and number in it of each; None where the trace does not tell, or a number is there twice."""
         columns = [self.timeline.extra.get(column) for column in ("process_group", "collective_sequence")]
-        given = [column[self.rows[name]] for column in columns if column is not None]
-        if len(given) < len(columns) or not all(np.isfinite(column).all() for column in given):
+        figures = [column[self.rows[name]] for column in columns if column is not None]
+        if len(figures) < len(columns) or not all(np.isfinite(column).all() for column in figures):
             return None
-        numbers = list(zip(*(column.tolist() for column in given), strict=True))
+        numbers = list(zip(*(column.tolist() for column in figures), strict=True))
         return numbers if len(set(numbers)) == len(numbers) else None
 
     def only(self, name: str, numbers: Sequence[tuple[float, float]]) -> Int64:
@@ -331,9 +331,9 @@ def _counts_per_step(facts: Iterable[Facts]) -> tuple[list[float | None], bool]:
     And whether these are values, not samples.
     """
     runs = [(f.run.steps, f.selection.rows if len(f.selection.rows) else f.run.traced_rows) for f in facts]
-    given = [_mean_count(steps.input_values, rows) for steps, rows in runs]
-    if runs and all(count is not None for count in given):
-        return given, True
+    figures = [_mean_count(steps.input_values, rows) for steps, rows in runs]
+    if runs and all(count is not None for count in figures):
+        return figures, True
     return [_mean_count(steps.sample_count, rows) for steps, rows in runs], False
 
 

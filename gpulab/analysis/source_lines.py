@@ -58,7 +58,7 @@ def line_of(run: Run, times: Intervals) -> Place | None:
         return hot_place(lines, looks_within(run.stack, times))
     if not lines or lines[0].share < LEAST_SHARE:
         return None
-    if run.stack is not None and 0 < lines[0].looks < LEAST_LOOKS and not _looked(run.stack, times).telling:
+    if run.stack is not None and 0 < lines[0].looks < LEAST_LOOKS and not _weights(run.stack, times).telling:
         return None
     return lines[0].place
 
@@ -76,11 +76,11 @@ def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
     """Every line that was found within these times, the one with most of it first. Shares sum to 1 at most."""
     if run.stack is None or not len(run.stack.t_ns):
         return _from_functions(run.timeline, times) if run.timeline is not None else ()
-    looked = _looked(run.stack, times)
-    places = run.stack.place[looked.rows]
-    total = int(looked.weight_ns.sum())
+    weights = _weights(run.stack, times)
+    places = run.stack.place[weights.rows]
+    total = int(weights.weight_ns.sum())
     lines = [
-        LineShare(run.places[p], float(looked.weight_ns[places == p].sum() / max(1, total)), int((places == p).sum()))
+        LineShare(run.places[p], float(weights.weight_ns[places == p].sum() / max(1, total)), int((places == p).sum()))
         for p in np.unique(places).tolist()
         if p >= 0
     ]
@@ -89,10 +89,10 @@ def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
 
 def looks_within(stack: StackSamples, times: Intervals) -> int:
     """How many looks speak for these times, those at no line of the user's too."""
-    return len(_looked(stack, times).rows)
+    return len(_weights(stack, times).rows)
 
 
-class _Looked(Struct, frozen=True):
+class _Weights(Struct, frozen=True):
     """The looks that speak for some times, and how much of them each stands for. `telling`: any one could do alone."""
 
     rows: npt.NDArray[np.intp]
@@ -100,10 +100,10 @@ class _Looked(Struct, frozen=True):
     telling: bool
 
 
-def _looked(stack: StackSamples, times: Intervals) -> _Looked:
+def _weights(stack: StackSamples, times: Intervals) -> _Weights:
     if stack.exact:  # each is a draw of its own, whatever kept the one who looks waiting
         rows = np.flatnonzero(covers(times, stack.t_ns - 1))  # times may be made of looks, and end with one
-        return _Looked(rows, np.ones(len(rows), np.int64), telling=False)
+        return _Weights(rows, np.ones(len(rows), np.int64), telling=False)
     since = stack.since_ns
     waited = stack.t_ns - since
     usual = float(np.median(waited))
@@ -111,7 +111,7 @@ def _looked(stack: StackSamples, times: Intervals) -> _Looked:
     late = (waited > LATE * usual) & (2 * within > waited)
     rows = np.flatnonzero((covers(times, stack.t_ns) | late) & (within > 0))
     alone = (waited[rows] > TELLING * usual) & (within[rows] >= NEARLY_ALL * waited[rows])
-    return _Looked(rows, within[rows], bool(alone.any()))
+    return _Weights(rows, within[rows], bool(alone.any()))
 
 
 def _overlap(start: Int64, end: Int64, times: Intervals) -> Int64:
@@ -165,8 +165,8 @@ def lines_beside_cost(run: Run, hot: Place, counts: Sequence[Counted], total: in
     if excerpt is None or not total:
         return ()
     numbered = enumerate(excerpt.lines, start=excerpt.first)
-    shown = [(number, text) for number, text in numbered if number in window]
-    return tuple(SourceLine(n, text, looks[n] / total if looks.get(n) else None) for n, text in _trimmed(shown))
+    excerpt_lines = [(number, text) for number, text in numbered if number in window]
+    return tuple(SourceLine(n, text, looks[n] / total if looks.get(n) else None) for n, text in _trimmed(excerpt_lines))
 
 
 def _holds(excerpt: Excerpt, line: int) -> bool:
@@ -268,13 +268,13 @@ def loading_lines(run: Run, *, collating: bool = False) -> tuple[tuple[LineCount
     looks = run.loading_looks
     if looks is None:
         return (), 0
-    wanted = looks.collating == 1 if collating else np.ones(len(looks), bool)
+    of_kind = looks.collating == 1 if collating else np.ones(len(looks), bool)
     lines = [
-        LineCount(run.places[place], int(looks.count[wanted & (looks.place == place)].sum()))
-        for place in np.unique(looks.place[wanted]).tolist()
+        LineCount(run.places[place], int(looks.count[of_kind & (looks.place == place)].sum()))
+        for place in np.unique(looks.place[of_kind]).tolist()
         if place >= 0
     ]
-    return tuple(sorted(lines, key=lambda line: -line.looks)), int(looks.count[wanted].sum())
+    return tuple(sorted(lines, key=lambda line: -line.looks)), int(looks.count[of_kind].sum())
 
 
 def hot_line_of_loading(run: Run, *, collating: bool = False) -> Place | None:
@@ -312,8 +312,8 @@ def backward_share(run: Run, account: Breakdown | None, places: Collection[Place
         if node is None:
             continue
         within = spans.times(np.isin(spans.name_id, operators[plain_name(node[1])]))
-        met = covers(subtract(within, backward), stack.t_ns)
-        if met.sum() >= _FEWEST:
+        hits = covers(subtract(within, backward), stack.t_ns)
+        if hits.sum() >= _FEWEST:
             evaluated = spans.times(spans.name_id == i)
-            total += measure(intersect(evaluated, steps)) * float(mine[met].mean())
+            total += measure(intersect(evaluated, steps)) * float(mine[hits].mean())
     return total / measure(steps)

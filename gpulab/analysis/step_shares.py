@@ -94,8 +94,8 @@ def _on_cpu(facts: Facts, typical: Mapping[str, float]) -> dict[str, float]:
     if waited is None:
         waited = typical["data_wait"] if beside is None else beside
     waits = _waits(facts, min(1.0, waited), typical["core_wait"])
-    left = max(0.0, 1 - sum(waits.values()))
-    return _filled({part: typical[part] for part in PARTS if part not in _WAITS}, left) | waits
+    rest = max(0.0, 1 - sum(waits.values()))
+    return _filled({part: typical[part] for part in PARTS if part not in _WAITS}, rest) | waits
 
 
 def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
@@ -119,9 +119,9 @@ def own_shares(facts: Facts) -> StepShares | None:
     if shares is None:
         return None
     waited = max(0.0, shares.of("data_wait") - core_wait_within_data_wait(facts))
-    left = dict(shares.share) | {"core_wait": 0.0, "data_wait": waited}
-    whole = max(sum(left.values()) + shares.undivided, 1e-9)
-    own = {part: share / whole for part, share in left.items()}
+    rest = dict(shares.share) | {"core_wait": 0.0, "data_wait": waited}
+    whole = max(sum(rest.values()) + shares.undivided, 1e-9)
+    own = {part: share / whole for part, share in rest.items()}
     return replace(shares, share=own, undivided=shares.undivided / whole)
 
 
@@ -146,8 +146,8 @@ def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> d
 
 def _filled(parts: Mapping[str, float], whole: float) -> dict[str, float]:
     """These parts in proportion, so that they sum to the whole; unknown where none of them has any."""
-    held = sum(parts.values())
-    if held > 0:
-        return {part: share * whole / held for part, share in parts.items()}
-    named: Sequence[str] = tuple(parts)
-    return dict.fromkeys(named, 0.0) | ({"unknown": whole} if "unknown" in named else {})
+    total = sum(parts.values())
+    if total > 0:
+        return {part: share * whole / total for part, share in parts.items()}
+    names: Sequence[str] = tuple(parts)
+    return dict.fromkeys(names, 0.0) | ({"unknown": whole} if "unknown" in names else {})

@@ -180,9 +180,9 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         lowest, width = min(kinds), max(kinds) - min(kinds) + 1
         if width == len(set(kinds)):  # neighbours: one comparison, as what is below wraps around to above
             return np.asarray(self.what - np.uint8(lowest) < width)
-        chosen = np.zeros(256, dtype=bool)
-        chosen[list(kinds)] = True
-        return np.asarray(np.take(chosen, self.what))
+        which = np.zeros(256, dtype=bool)
+        which[list(kinds)] = True
+        return np.asarray(np.take(which, self.what))
 
     def training(self, *kinds: What) -> Mask:
         """The same on the training thread, and on autograd's."""
@@ -207,10 +207,10 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         passing = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
         return np.asarray(passing[self.name_id[rows]])
 
-    def times(self, chosen: Mask | Rows) -> Intervals:
+    def times(self, which: Mask | Rows) -> Intervals:
         """The time that the chosen rows cover."""
-        start = self.start_ns[chosen]
-        return union(start, start + self.duration_ns[chosen])
+        start = self.start_ns[which]
+        return union(start, start + self.duration_ns[which])
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
@@ -477,13 +477,13 @@ def _where(timeline: Timeline, what: UInt8) -> UInt8:
 
 def matched(timeline: Timeline, rows: Rows, partners: Rows) -> tuple[Rows, Rows]:
     """Those of `rows` that share their correlation with one of `partners`, and that partner (the first) for each."""
-    wanted, offered = timeline.correlation[rows], timeline.correlation[partners]
+    keys_of_rows, offered = timeline.correlation[rows], timeline.correlation[partners]
     order = np.argsort(offered, kind="stable")
     keys = offered[order]
     if len(keys) == 0:
         return rows[:0], partners[:0]
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    shared = (keys[at] == wanted) & (wanted > 0)
+    at = np.minimum(np.searchsorted(keys, keys_of_rows), len(keys) - 1)
+    shared = (keys[at] == keys_of_rows) & (keys_of_rows > 0)
     return rows[shared], partners[order[at[shared]]]
 
 

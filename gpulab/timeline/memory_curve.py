@@ -44,15 +44,15 @@ def memory(events: MemoryEvents | None) -> tuple[MemoryCurve, ...]:
 def _curve(events: MemoryEvents, device: int, rows: Int64) -> MemoryCurve:
     change, total = events.bytes[rows], events.total_allocated_bytes[rows]
     absolute = bool((total >= 0).all())
-    held: Int64 = total if absolute else np.cumsum(change)
+    allocated: Int64 = total if absolute else np.cumsum(change)
     reserved = events.total_reserved_bytes[rows]
-    peak = int(held.argmax())
+    peak = int(allocated.argmax())
     return MemoryCurve(
         device_index=device,
         t_ns=events.t_ns[rows],
-        allocated_bytes=held,
+        allocated_bytes=allocated,
         absolute=absolute,
-        peak_bytes=int(held[peak]),
+        peak_bytes=int(allocated[peak]),
         peak_t_ns=int(events.t_ns[rows[peak]]),
         reserved_peak_bytes=int(reserved.max()) if (reserved >= 0).any() and device != HOST else None,
         allocations=int((change > 0).sum()),

@@ -181,17 +181,17 @@ class Columns:
             correlation=integers([None if a is None else a.correlation for a in args], 0),
         )
 
-    def _times(self, written: list[Value], exact: Callable[[], list[msgspec.Raw]]) -> Int64:
+    def _times(self, spellings: list[Value], exact: Callable[[], list[msgspec.Raw]]) -> Int64:
         """Nanoseconds from microseconds, exactly: a float64 cannot hold the fraction of a Unix time."""
-        types = set(map(type, written))
+        types = set(map(type, spellings))
         if types == {int}:
             try:
-                us = np.fromiter(written, np.int64, len(written))
+                us = np.fromiter(spellings, np.int64, len(spellings))
                 good = np.abs(us) < LIMIT_NS // 1000
                 return np.where(good, np.where(good, us, 0) * 1000, NO_TIME)
             except OverflowError:
                 pass
-        value = floats(written)
+        value = floats(spellings)
         finite = np.abs(value[np.isfinite(value)])
         if float in types or str in types:
             self.fractional = self.fractional or bool((finite % 1).any())
@@ -250,9 +250,9 @@ def float_us_to_ns(value: Float64) -> Int64:
     return np.where(good, ns, NO_TIME)
 
 
-def exact_ns(written: Sequence[msgspec.Raw]) -> Int64:
+def exact_ns(spellings: Sequence[msgspec.Raw]) -> Int64:
     """Nanoseconds of decimal microseconds as text; NO_TIME for what is no time."""
-    texts = [bytes(r) for r in written]
+    texts = [bytes(r) for r in spellings]
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     result = np.full(len(texts), NO_TIME, np.int64)
     for length in np.unique(lengths).tolist():
@@ -316,12 +316,12 @@ def integer(value: Value, missing: int) -> int:
     return whole if _INT64.min <= whole <= _INT64.max else missing
 
 
-def _durations(written: list[Value], device: Int64, damage: DamageCount, where: str) -> Int64:
+def _durations(spellings: list[Value], device: Int64, damage: DamageCount, where: str) -> Int64:
     """What has none, or a negative one, gets 0 and is noted, apart in the rows of the `device` and elsewhere."""
-    types = set(map(type, written))
-    ns = float_us_to_ns(floats(written))
+    types = set(map(type, spellings))
+    ns = float_us_to_ns(floats(spellings))
     if not types <= {int, float}:
-        damage.note("dur as text", where, sum(isinstance(d, str) for d in written))
+        damage.note("dur as text", where, sum(isinstance(d, str) for d in spellings))
     for name, broken in (("missing dur", ns == NO_TIME), ("negative dur", (ns < 0) & (ns != NO_TIME))):
         if broken.any():
             on_device = int(broken[device].sum())
@@ -390,10 +390,10 @@ def product_sizes(spans: Sequence[Span], products: npt.NDArray[np.intp]) -> tupl
 
 
 @lru_cache(maxsize=4096)
-def _sizes(written: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | None:
+def _sizes(spellings: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | None:
     """None where the shapes are not those of a product: another version's spelling, or an odd file."""
     try:
-        dims = _dims.decode(written)
+        dims = _dims.decode(spellings)
     except (msgspec.MsgspecError, RecursionError):
         return None
     if len(dims) <= factors[1]:

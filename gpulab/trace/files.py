@@ -147,8 +147,8 @@ def _by_rank(by_file: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
             rank = next(n for n in count() if n not in runs)
         if rank in runs:
             origin = runs[rank].origin
-            kept = Path(origin.path).name if origin else "another file"
-            doubled.append(Missing(file.name, f"rank {rank} again: {kept} has it already", key="duplicate_rank"))
+            place = Path(origin.path).name if origin else "another file"
+            doubled.append(Missing(file.name, f"rank {rank} again: {place} has it already", key="duplicate_rank"))
         else:
             runs[rank] = run
     return runs, doubled
@@ -157,17 +157,17 @@ def _by_rank(by_file: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
 def _rank(file: Path, run: Run) -> int | None:
     if run.origin is not None and run.origin.rank is not None:
         return run.origin.rank
-    named = _RANK_IN_NAME.search(file.name)
-    return int(next(g for g in named.groups() if g)) if named else None
+    match = _RANK_IN_NAME.search(file.name)
+    return int(next(g for g in match.groups() if g)) if match else None
 
 
 def _absent(runs: dict[int, Run], world_size: int | None) -> Iterator[Missing]:
     absent = sorted(set(range(world_size or 0)) - set(runs))
     if absent:
-        shown = ", ".join(map(str, absent[:12])) + (" …" if len(absent) > 12 else "")
+        some = ", ".join(map(str, absent[:12])) + (" …" if len(absent) > 12 else "")
         plural = "s" if len(absent) > 1 else ""
         yield Missing(
-            f"rank{plural} {shown}", f"the job has {world_size} ranks; no trace of it is here", key="absent_rank"
+            f"rank{plural} {some}", f"the job has {world_size} ranks; no trace of it is here", key="absent_rank"
         )
 
 
@@ -201,7 +201,7 @@ def _apart(one: Run, other: Run) -> str | None:
     return "they have no step in common" if all(steps) and steps[0].isdisjoint(steps[1]) else None
 
 
-KEPT_FROM_BYTES = 1 << 20  # of the file: a smaller one is read again as fast
+CACHED_FROM_BYTES = 1 << 20  # of the file: a smaller one is read again as fast
 MOST_BYTES = 2 << 30  # of the whole folder: what was not opened for longest goes first
 _PACKAGE = Path(__file__).parent.parent
 _READERS = ("run.py", "trace", "timeline", "store/run_format.py", "store/table_file.py")  # what makes a run of a file
@@ -209,9 +209,9 @@ _READERS = ("run.py", "trace", "timeline", "store/run_format.py", "store/table_f
 
 def cache_folder() -> Path:
     """Where traces are kept."""
-    named = os.environ.get("GPULAB_CACHE_DIR")
-    if named:
-        return Path(named) / "traces"
+    setting = os.environ.get("GPULAB_CACHE_DIR")
+    if setting:
+        return Path(setting) / "traces"
     home = Path.home()
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / "gpulab" / "traces"
@@ -231,15 +231,15 @@ def cached(path: Path) -> Run | None:
     key = _key(path)
     if key is None:
         return None
-    kept = cache_folder() / key
+    place = cache_folder() / key
     try:
-        with (kept / COLUMNS).open("rb") as columns:
-            run = run_format.decode((kept / DOCUMENT).read_bytes(), columns)
-        os.utime(kept)
+        with (place / COLUMNS).open("rb") as columns:
+            run = run_format.decode((place / DOCUMENT).read_bytes(), columns)
+        os.utime(place)
     except FileNotFoundError:
         return None
     except (OSError, StoreError):
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         return None
     return run if run.origin is None else replace(run, origin=replace(run.origin, path=str(path)))
 
@@ -273,7 +273,7 @@ def _key(path: str | Path) -> str | None:
         state = os.stat(path)
     except OSError:
         return None
-    if state.st_size < KEPT_FROM_BYTES or not os.path.isfile(path):
+    if state.st_size < CACHED_FROM_BYTES or not os.path.isfile(path):
         return None
     name = zlib.crc32(os.path.basename(path).encode("utf-8", "surrogateescape"))  # which names the run
     times = f"{state.st_size:x}-{state.st_mtime_ns:x}-{state.st_ctime_ns:x}"

@@ -130,8 +130,8 @@ def _lanes(keys: Sequence[Key], used: Sequence[int], labels: Sequence[Label]) ->
     nameless: dict[str, int] = {}  # texts without a number ("Spans") are numbered below -1
 
     def number(value: Value) -> int:
-        found = _identifier(value)
-        return nameless.setdefault(str(value), -2 - len(nameless)) if found is None else found
+        plain = _identifier(value)
+        return nameless.setdefault(str(value), -2 - len(nameless)) if plain is None else plain
 
     named = [(e, str(e.args.name).strip()) for e in labels if e.name == "thread_name" and e.args and e.args.name]
     names = {(number(e.pid), number(e.tid)): name for e, name in named}

@@ -148,8 +148,8 @@ def _unread(trace: Trace) -> str:
     streams = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream"]
     if np.isin(timeline.lane_id, streams).any():
         return f"{names or 'an accelerator'}, which gpulab cannot read"
-    held = trace.memory_events
-    on_cpu = any(map(_OF_CPU.search, timeline.names)) or (held is not None and (held.device_index < 0).all())
+    events = trace.memory_events
+    on_cpu = any(map(_OF_CPU.search, timeline.names)) or (events is not None and (events.device_index < 0).all())
     return f"{names} (not recorded)" if names and not on_cpu else ""
 
 
@@ -186,10 +186,10 @@ def _memory_curve(curve: MemoryCurve, window_ns: tuple[int, int]) -> Series:
     """What the allocator held, at even distances: the most between one reading and the next."""
     at = np.linspace(*window_ns, MEMORY_POINTS).astype(np.int64)
     first = np.searchsorted(curve.t_ns, at, side="left")
-    held = np.concatenate(([0], curve.allocated_bytes))  # before the first event: nothing known, or what was held
+    allocated = np.concatenate(([0], curve.allocated_bytes))  # before the first event: nothing known, or what was held
     if curve.absolute and len(curve.t_ns):
-        held[0] = curve.allocated_bytes[0]
-    most = [held[a : max(b, a) + 1].max() for a, b in pairwise([*first.tolist(), len(curve.t_ns)])]
+        allocated[0] = curve.allocated_bytes[0]
+    most = [allocated[a : max(b, a) + 1].max() for a, b in pairwise([*first.tolist(), len(curve.t_ns)])]
     where = "host memory" if curve.device_index == HOST else f"GPU {curve.device_index} memory"
     return Series(
         name=f"allocated_{'host' if curve.device_index == HOST else f'gpu{curve.device_index}'}_bytes",

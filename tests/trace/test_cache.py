@@ -18,7 +18,7 @@ TEXT = made.text([*made.step(3), *made.step(4, 1000.0)])
 
 @pytest.fixture(autouse=True)
 def small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "KEPT_FROM_BYTES", 1)
+    monkeypatch.setattr(files, "CACHED_FROM_BYTES", 1)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_what_a_run_says_of_its_file_is_of_this_reading(tmp_path: Path, monkeypa
 def test_what_is_not_kept_is_read_again(tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = made.write(tmp_path, TEXT)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "KEPT_FROM_BYTES", 1 << 20)
+        patch.setattr(files, "CACHED_FROM_BYTES", 1 << 20)
         first = opened(path)
         assert not files.cache_folder().exists(), "a small file"
     (tmp_path / "file").write_text("in the way")
