@@ -165,9 +165,9 @@ def unknown_option(prog: str, word: str, words: Sequence[str], valid: Collection
     option, _, value = word.partition("=")
     knob = None
     if "--set" in valid and option.startswith("--"):
-        from gpulab.knobs.catalogue import example, knob_called
+        from gpulab.knobs.catalogue import example, knob_by_alias
 
-        knob = knob_called(option[2:].replace("-", "_"))
+        knob = knob_by_alias(option[2:].replace("-", "_"))
     if knob is not None:
         after = words[list(words).index(word) + 1 :][:1]
         value = value or (after[0] if after and not after[0].startswith("-") else "")

@@ -11,7 +11,7 @@ from gpulab.arguments import HELP_WORDS
 from gpulab.commands import PROFILE, Command, Option, at
 from gpulab.errors import GpulabError
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.knob import written
+from gpulab.knobs.knob import setting_text
 
 RUNS_SHOWN = 50  # the newest: a longer list helps nobody
 
@@ -86,7 +86,7 @@ def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
     if name not in KNOBS:
         return ()
     used = value.split(",")[:-1] if several_values else ()
-    return [(text, "value") for text in map(written, KNOBS[name].options) if text not in used]
+    return [(text, "value") for text in map(setting_text, KNOBS[name].options) if text not in used]
 
 
 def _runs() -> Sequence[tuple[str, str]]:

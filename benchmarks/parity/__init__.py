@@ -143,9 +143,9 @@ def judged_row(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sorted(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    from gpulab.knobs.knob import written
+    from gpulab.knobs.knob import setting_text
 
-    return tuple(sorted((name, v if isinstance(v, str) else written(v)) for name, v in settings.items()))
+    return tuple(sorted((name, v if isinstance(v, str) else setting_text(v)) for name, v in settings.items()))
 
 
 def _suffix() -> str:

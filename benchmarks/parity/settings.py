@@ -34,7 +34,7 @@ def refusal(settings: Mapping[str, Value], observation: Observation) -> str:
     """Why these cannot be set together; empty where they can."""
     imagined = with_settings(observation, settings)
     reasons = [
-        KNOBS[name].refused_here(value) or KNOBS[name].refuses(imagined, value) for name, value in settings.items()
+        KNOBS[name].machine_refuses(value) or KNOBS[name].refuses(imagined, value) for name, value in settings.items()
     ]
     return "; ".join(filter(None, reasons))
 

@@ -18,7 +18,7 @@ from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.formatting import decapitalized, factor, percent, plural, speed_figures
 from gpulab.knobs.catalogue import KNOBS, parse_settings
-from gpulab.knobs.knob import written
+from gpulab.knobs.knob import setting_text
 from gpulab.prediction.predict import predict as predict_settings
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
@@ -92,7 +92,7 @@ def _doubt(diagnosis: Diagnosis) -> str:
 def _text(name: str, value: object) -> str:
     if name not in KNOBS:
         raise UsageError(f"Unknown setting {name!r}. Settings: {', '.join(KNOBS)}.")
-    return written(KNOBS[name].parse(value))
+    return setting_text(KNOBS[name].parse(value))
 
 
 # How well predictions held on this machine: per knob and device, and the last ones one by one.

@@ -18,7 +18,7 @@ from gpulab.api.diagnose import diagnosis_for_report, learned_here
 from gpulab.errors import UsageError
 from gpulab.formatting import speed_within
 from gpulab.knobs.catalogue import KNOBS, knobs_against
-from gpulab.knobs.knob import Knob, Value, written
+from gpulab.knobs.knob import Knob, Value, setting_text
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import Variables
@@ -112,7 +112,7 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
         if knob.name in proposals:
             values = [knob.parse(proposals[knob.name])]
         values = values or others(knob.options)
-        predictions = [predictor.of({knob.name: written(value)}) for value in values[:_PROPOSED]]
+        predictions = [predictor.of({knob.name: setting_text(value)}) for value in values[:_PROPOSED]]
         useful = [prediction for prediction in predictions if prediction.ratio is not None]
         most = min(useful, key=lambda prediction: prediction.ratio or 1.0, default=None)
         return replace(toggle, prediction=most, cost=_cost(most, figures) if most is not None else None)
@@ -240,7 +240,7 @@ def _data(
         "lesson": lesson_path(knob.lesson) or "",
         **_control(knob, current, choice),
         "current": current,
-        "shown": written(current) if current is not None else "unknown",
+        "shown": setting_text(current) if current is not None else "unknown",
         "value": choice,
         "reason": reason,
         "folded": toggle.folded and choice is None,
@@ -260,7 +260,7 @@ def _control(knob: Knob, current: Value | None, choice: Value | None) -> dict[st
         least = min(0, int(current)) if 0 in knob.options else 1
         return {"kind": "number", "least": least, "most": MOST}
     values = list(dict.fromkeys([*knob.options, *(v for v in (current, choice) if v is not None)]))
-    return {"kind": "choice", "options": [{"value": v, "words": written(v)} for v in values]}
+    return {"kind": "choice", "options": [{"value": v, "words": setting_text(v)} for v in values]}
 
 
 def _gains(prediction: Prediction | None) -> bool:

@@ -24,12 +24,12 @@ from gpulab.capture.fetch_clock import TRANSFORMS
 from gpulab.capture.stack_reader import Spot
 from gpulab.formatting import plural
 from gpulab.knobs.description import (
-    as_written,
     defined_in_main,
     length_of,
     loader_record,
     main_can_be_imported,
     start_method,
+    users_dataset,
 )
 from gpulab.run import Loader, Missing
 from gpulab.user_code import is_users_file
@@ -162,7 +162,7 @@ def lines_of_batches(owner: Any) -> dict[str, Spot | None]:
 
     `owner` is a DataLoader, or an iterator made before the run.
     """
-    dataset = as_written(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
+    dataset = users_dataset(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
     collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
     chooser = getattr(owner, "_index_sampler", None)  # of batches, or of single items
     choosers = (chooser, *map(_attributes(chooser).get, ("sampler", "batch_sampler")))

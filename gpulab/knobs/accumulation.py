@@ -25,12 +25,12 @@ STEPPED, PASSED, EXCHANGED = "optimizer steps", "steps passed over", "exchanges"
 class Accumulate(Knob):
     """The mean gradient of k batches makes one step.
 
-    What the loop hands to its optimizer is put aside k - 1 times; the k-th time the optimizer gets the mean. Losses,
-    gradients and `zero_grad` are the user's as before, so that networks trained in turn (a GAN) do not mix. It costs
-    the memory of one more copy of the gradients than a loop that lets autograd accumulate.
+    The gradients of the first k - 1 batches are stored; at the k-th step the optimizer gets the mean. Losses, gradients
+    and `zero_grad` stay as the user's code has them, so that networks trained in turn (a GAN) do not mix. Memory: one
+    more copy of the gradients than in a loop that lets autograd accumulate.
 
-    DistributedDataParallel exchanges no gradients meanwhile, as under its `no_sync`: the mean is exchanged, just before
-    the step and so beside no backward pass.
+    DistributedDataParallel exchanges no gradients until then, as under its `no_sync`. The mean is exchanged just before
+    the step, and so does not overlap with a backward pass.
     """
 
     name = "accumulate"
@@ -42,11 +42,11 @@ class Accumulate(Knob):
     options = (1, 2, 4, 8)
     aliases = ("accumulation", "gradient_accumulation")
     changes_steps = True
-    counted = (PASSED,)
-    idle = "every optimizer step ran"
+    change_counts = (PASSED,)
+    idle_text = "every optimizer step ran"
 
     def value_in(self, observation: Observation) -> Value | None:
-        """Each call of `step` is a step; batches that the cell itself gathers before it cannot be seen from here."""
+        """Each call of `step` is a step; whether the cell itself accumulates before it is unknown here."""
         return 1 if observation.optimizers else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
@@ -64,7 +64,7 @@ class Accumulate(Knob):
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         if int(value) > 1:
             accumulation = Accumulation(int(value), effects)
-            undo.callback(accumulation.taken.give_back)  # also after a step that has raised
+            undo.callback(accumulation.stash.restore)  # also after a step that has raised
             undo.enter_context(without_sync(accumulation.models))
             undo.enter_context(around_steps(HookOrder.ACCUMULATING, accumulation))
 
@@ -86,26 +86,26 @@ class Accumulate(Knob):
 
 
 class _Aside(Struct):
-    """What one optimizer has been handed since its last step."""
+    """The gradients of one optimizer since its last step."""
 
-    optimizer: Optimizer  # kept, so that its id stays its own
+    optimizer: Optimizer  # referred to, so that its id is not used again
     batches: int = 0
     mean: dict[Tensor, Tensor] = field(default_factory=dict)  # by parameter; complete after k batches
 
 
 class Accumulation(OptimizerHook):
-    """Puts gradients aside before the steps and gives the user's back after them."""
+    """Stores gradients before the steps, and restores the user's after them."""
 
     def __init__(self, batches: int, effects: KnobEffects) -> None:
         self._batches = batches
         self._effects = effects
         self._aside: dict[int, _Aside] = {}
-        self.taken = Taken()
+        self.stash = GradientStash()
         self.models: list[Any] = []  # of ranks: what their gradients would be exchanged by
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """The k-th time the parameters get the mean gradient, else none: then the optimizer passes them over."""
-        self.taken.give_back()
+        """The k-th time the parameters get the mean gradient, else none: then the optimizer skips them."""
+        self.stash.restore()
         if closure:
             self._effects.refuse("your code passes a closure to step(), which computes the gradients inside")
             return
@@ -119,7 +119,7 @@ class Accumulation(OptimizerHook):
         self._put_aside(aside, [p for p in parameters if p.grad is not None])
         last = aside.batches == self._batches
         self._effects.count(STEPPED if last else PASSED)
-        self.taken.take(parameters)
+        self.stash.put(parameters)
         if last:
             self._exchange(aside.mean, parameters)
             for p in parameters:
@@ -127,7 +127,7 @@ class Accumulation(OptimizerHook):
             del self._aside[id(optimizer)]
 
     def _exchange(self, mean: dict[Tensor, Tensor], parameters: Sequence[Tensor]) -> None:
-        """Of all of the optimizer's, the same on each rank: some may have left parameters unused."""
+        """Average over all ranks the gradients of every parameter of the optimizer: a rank may not have used some."""
         import torch
 
         stepped = {id(p) for p in parameters}
@@ -142,8 +142,8 @@ class Accumulation(OptimizerHook):
                 self._effects.count(EXCHANGED)
 
     def after(self, optimizer: Optimizer) -> None:
-        """What the user's code finds after a step is what it had before."""
-        self.taken.give_back()
+        """The user's code finds the gradients that it had before the step."""
+        self.stash.restore()
 
     def _put_aside(self, aside: _Aside, parameters: Sequence[Tensor]) -> None:
         import torch
@@ -169,21 +169,21 @@ def _gradient(parameter: Tensor) -> Tensor:
 ACCUMULATE = Accumulate()
 
 
-class Taken:
-    """What was taken and belongs to the user's code."""
+class GradientStash:
+    """Gradients that an optimizer is not to see now. They are the user's, and come back by `restore`."""
 
     def __init__(self) -> None:
-        self._taken: list[tuple[Tensor, Tensor, tuple[int, ...]]] = []
+        self._entries: list[tuple[Tensor, Tensor, tuple[int, ...]]] = []
 
-    def take(self, parameters: Sequence[Tensor]) -> None:
-        self._taken += [(p, p.grad, p.stride()) for p in parameters if p.grad is not None]
+    def put(self, parameters: Sequence[Tensor]) -> None:
+        self._entries += [(p, p.grad, p.stride()) for p in parameters if p.grad is not None]
         for p in parameters:
             p.grad = None
 
-    def give_back(self) -> None:
-        """Each as it was, but laid out as the parameter is now should that have been laid out anew."""
-        taken, self._taken = self._taken, []
-        for p, gradient, stride in taken:
+    def restore(self) -> None:
+        """Each as it was, but in the memory format that the parameter has now."""
+        entries, self._entries = self._entries, []
+        for p, gradient, stride in entries:
             p.grad = gradient if p.stride() == stride else laid_out_like(gradient, p)
 
 

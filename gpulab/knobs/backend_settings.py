@@ -53,8 +53,8 @@ class Tf32(Knob):
     changes_training = "lower-precision matmuls: compare the losses"
     options = (False, True)
     refusal_rests_on = ("device",)
-    counted = ("settings",)
-    idle = "TF32 is already {} in the baseline"
+    change_counts = ("settings",)
+    idle_text = "TF32 is already {} in the baseline"
     helps_against = {"no_tf32": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -104,8 +104,8 @@ class Tf32(Knob):
             return took_effect(f"a float32 matmul kernel ran: {fp32}; the baseline ran {before}")
         if not value:
             return cannot_tell(_NO_NAME)
-        counted = (n for n in names if n not in observation.operators and not (before and _CONVOLUTION.search(n)))
-        new = first_match(TF32_KERNELS, tuple(counted))
+        candidates = (n for n in names if n not in observation.operators and not (before and _CONVOLUTION.search(n)))
+        new = first_match(TF32_KERNELS, tuple(candidates))
         if new is not None and observation.operators:
             return took_effect(f"a TF32 kernel ran that the baseline does not run: {new}")
         if fp32 is not None and new is None:

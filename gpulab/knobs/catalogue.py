@@ -133,15 +133,13 @@ def knobs_against(finding: str) -> list[Knob]:
     return sorted(helping, key=lambda knob: knob.helps_against[finding])
 
 
-def parsed_value(name: str, given: object) -> Plain:
+def parsed_value(name: str, raw: object) -> Plain:
     """A value given in code, not as text. Raises UsageError for one that cannot be set."""
     if name in KNOBS:
-        return KNOBS[name].parse(given)
-    if not is_plain(given):
-        raise UsageError(
-            f"{name} must be a number, a string, a bool, None, or a tuple or list of these, got {given!r}."
-        )
-    return given
+        return KNOBS[name].parse(raw)
+    if not is_plain(raw):
+        raise UsageError(f"{name} must be a number, a string, a bool, None, or a tuple or list of these, got {raw!r}.")
+    return raw
 
 
 # -- details -----------------------------------------------------------------------------------------------------------
@@ -149,12 +147,12 @@ def parsed_value(name: str, given: object) -> Plain:
 
 def _can_apply(knob: Knob, observation: Observation) -> bool:
     """Something of its kind was seen, and there is a value to which it can be set."""
-    seen: dict[Kind, bool] = {
+    available: dict[Kind, bool] = {
         "DataLoader option": bool(observation.loaders),
         "module call": bool(observation.modules),
         "optimizer option": bool(observation.optimizers),
     }
-    if not seen.get(knob.kind, True):
+    if not available.get(knob.kind, True):
         return False
     present = knob.value_in(observation)
     values = knob.options if present is None else (*knob.options, present)
@@ -186,20 +184,20 @@ def _unknown(name: str, variables: Collection[str]) -> UsageError:
     if name == "ranks":
         return UsageError("To compare the number of ranks, use --sweep ranks=1,2 on its own.")
     near = _nearest(name, [*variables, *KNOBS])
-    meant = f"Did you mean {near}?" if near is not None else f"Settings: {', '.join(KNOBS)}."
-    return UsageError(f"{name} is neither a setting nor a variable of the code. {meant}")
+    hint = f"Did you mean {near}?" if near is not None else f"Settings: {', '.join(KNOBS)}."
+    return UsageError(f"{name} is neither a setting nor a variable of the code. {hint}")
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str | None:
     """By what it is called elsewhere, by how it begins, or by its letters."""
     word = name.lower()
-    if (called := knob_called(word)) is not None:
-        return called
+    if (alias := knob_by_alias(word)) is not None:
+        return alias
     longer = [k for k in candidates if len(word) > 2 and k.startswith(word)]
     return next(iter([*longer, *difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)]), None)
 
 
-def knob_called(word: str) -> str | None:
+def knob_by_alias(word: str) -> str | None:
     """The knob of this name, or that is called so elsewhere."""
     return next((knob.name for knob in KNOBS.values() if word in (knob.name, *knob.aliases)), None)
 

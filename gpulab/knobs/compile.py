@@ -39,14 +39,14 @@ class DynamoNames:
     def __init__(self) -> None:
         self._before: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
 
-    def meet(self, module: Module) -> None:
+    def add_module(self, module: Module) -> None:
         for part in module.modules():
             forward = getattr(type(part), "forward", None)
             names = getattr(forward, "__globals__", None)
             if names is not None:
                 self._before.setdefault(id(names), (names, frozenset(n for n in names if n.startswith(DYNAMOS))))
 
-    def take_out(self) -> None:
+    def remove(self) -> None:
         """All that came since; what was compiled must be dropped by now, for it reads them."""
         for names, before in self._before.values():
             for name in [n for n in names if n.startswith(DYNAMOS) and n not in before]:
@@ -134,7 +134,7 @@ class Compile(Knob):
 
         torch.compiler.reset()
         shutdown_compile_workers()
-        self._names.take_out()
+        self._names.remove()
 
     def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         counts = trace_counts(run)
@@ -147,9 +147,9 @@ class Compile(Knob):
             if regions:
                 return no_effect(f"“{regions[0]}” is in the trace")
             return took_effect("no compiled region in the trace")
-        compiled = effects.counts["modules compiled"] - len(effects.refused)
+        compiled = effects.counts["modules compiled"] - len(effects.refusals)
         if compiled <= 0:
-            return no_effect("; ".join(effects.refused) or "no module was called")
+            return no_effect("; ".join(effects.refusals) or "no module was called")
         if counts is None:
             return cannot_tell(f"{compiled} modules were compiled, but there is no trace to show that they ran")
         return took_effect(f"“{regions[0]}” in the trace") if regions else no_effect("no compiled region in the trace")
@@ -174,14 +174,14 @@ class Compiling:
         self._mode = mode
         self._names = names
         self._effects = effects
-        self._met: dict[int, Module] = {}
+        self._modules: dict[int, Module] = {}
         self._compiled: list[Module] = []
         self._ended = False  # the time for it is over
 
     def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One outermost call. What cannot be compiled runs as it is, and is said."""
-        if id(module) not in self._met:
-            self._met[id(module)] = module
+        if id(module) not in self._modules:
+            self._modules[id(module)] = module
             self._compile(module)
         if not any(m is module for m in self._compiled):
             return call(args, kwargs)
@@ -207,7 +207,7 @@ class Compiling:
             return
         import torch
 
-        self._names.meet(module)
+        self._names.add_module(module)
         vars(module)["_compiled_call_impl"] = torch.compile(_call(module), mode=self._mode)
         self._compiled.append(module)
         self._effects.count("modules compiled")

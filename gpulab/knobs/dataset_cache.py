@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, number, percent, size, while_s
 from gpulab.knobs.changed_loader import OWN_AFFAIR, Inapplicable, Option, overriding
-from gpulab.knobs.description import Served, WeakTable, start_method
+from gpulab.knobs.description import InMemoryDataset, WeakTable, start_method
 from gpulab.knobs.knob import CodeEdit, KnobEffects, Value, Verification, cannot_tell, no_effect, took_effect
 from gpulab.knobs.loader_options import LoaderOption
 from gpulab.knobs.observation import Observation, ObservedLoader
@@ -51,8 +51,8 @@ class DatasetCache(LoaderOption):
     helps_against = {"data_starved": 3, "cpu_preprocessing": 2, "storage_bound": 3}
 
     def __init__(self) -> None:
-        self._kept: WeakTable[list[Any]] = WeakTable()  # all items of datasets
-        self._refused: WeakTable[str] = WeakTable()  # what spoke against a dataset
+        self._items_by_dataset: WeakTable[list[Any]] = WeakTable()  # all items of datasets
+        self._obstacles: WeakTable[str] = WeakTable()  # what spoke against a dataset
 
     def value_in(self, observation: Observation) -> Value | None:
         """Off, wherever there is a loader: a baseline has none."""
@@ -78,7 +78,7 @@ class DatasetCache(LoaderOption):
                 effects.count(f"{name} unchanged")
                 raise
             effects.count(f"{name} from memory")
-            return _served(loader, items)
+            return _in_memory(loader, items)
 
         if value:
             undo.enter_context(overriding(self.option, from_memory, effects))
@@ -86,13 +86,13 @@ class DatasetCache(LoaderOption):
     def _items(self, loader: DataLoader[Any], workers: int, compared: set[int], effects: KnobEffects) -> list[Any]:
         """All items of the loader's dataset. Raises Inapplicable."""
         dataset = loader.dataset
-        if why := self._refused.get(dataset):
+        if why := self._obstacles.get(dataset):
             raise Inapplicable(why)
         began = time.perf_counter()
         try:
             with preserving_randomness():
                 load = _Loading(dataset)
-                items = self._kept.get(dataset)
+                items = self._items_by_dataset.get(dataset)
                 if items is not None:
                     if id(dataset) in compared or load.gives(items):
                         return items
@@ -100,7 +100,7 @@ class DatasetCache(LoaderOption):
                 return self._fill(load, 1 + _copies(loader, workers), effects)
         except Inapplicable as e:
             with suppress(TypeError):  # it cannot be referred to weakly
-                self._refused.put(dataset, str(e))
+                self._obstacles.put(dataset, str(e))
             raise
         finally:
             compared.add(id(dataset))
@@ -110,7 +110,7 @@ class DatasetCache(LoaderOption):
     def _fill(self, load: _Loading, copies: int, effects: KnobEffects) -> list[Any]:
         began = time.perf_counter()
         dataset, free = load.dataset, free_host_bytes()
-        self._kept.drop(dataset)
+        self._items_by_dataset.drop(dataset)
         if free is None:
             raise Inapplicable("free memory cannot be read on this system")
         limit = int(MEMORY_SHARE * free / copies)
@@ -118,7 +118,7 @@ class DatasetCache(LoaderOption):
         items, size_bytes = load.all(limit)
 
         try:
-            self._kept.put(dataset, items)
+            self._items_by_dataset.put(dataset, items)
         except TypeError:
             name = type(dataset).__name__
             raise Inapplicable(f"a {name} has no weak references, so its items could not be freed") from None
@@ -129,8 +129,8 @@ class DatasetCache(LoaderOption):
         return items
 
     def forget(self) -> None:
-        self._kept.clear()
-        self._refused.clear()
+        self._items_by_dataset.clear()
+        self._obstacles.clear()
 
     def idle_words(self, observation: Observation, value: Value, effects: KnobEffects) -> str:
         return super().idle_words(observation, value, effects) if value else "the baseline has no cache"
@@ -163,14 +163,14 @@ def _copies(loader: DataLoader[Any], workers: int) -> int:
     return 0 if not workers or start_method(loader) == "fork" else workers
 
 
-class ServedSeveral(Served):
+class InMemoryBatches(InMemoryDataset):
     """Of a dataset that loads several items at once."""
 
     def __getitems__(self, keys: list[Any]) -> list[Any]:
         return [self[key] for key in keys]
 
 
-def _served(loader: DataLoader[Any], items: list[Any]) -> Served:
+def _in_memory(loader: DataLoader[Any], items: list[Any]) -> InMemoryDataset:
     """The loader's dataset from memory.
 
     torch's own collate_fn copies what it is given; one of the user's might change an item, and a loader that does not
@@ -178,11 +178,11 @@ def _served(loader: DataLoader[Any], items: list[Any]) -> Served:
     """
     from torch.utils.data import default_collate
 
-    kind = ServedSeveral if getattr(loader.dataset, "__getitems__", None) else Served
-    return kind(loader.dataset, items, _as_it_is if loader.collate_fn is default_collate else copy.deepcopy)
+    kind = InMemoryBatches if getattr(loader.dataset, "__getitems__", None) else InMemoryDataset
+    return kind(loader.dataset, items, _unchanged if loader.collate_fn is default_collate else copy.deepcopy)
 
 
-def _as_it_is(item: Any) -> Any:
+def _unchanged(item: Any) -> Any:
     return item
 
 

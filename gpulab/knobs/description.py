@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpulab.knobs.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
-from gpulab.knobs.variables import LOOKED_AT, walk
+from gpulab.knobs.variables import MOST_OBJECTS, walk
 from gpulab.run import Loader
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def loader_record(owner: Any) -> Loader:
     iterable = isinstance(dataset, IterableDataset)
     sampler = owner.batch_sampler if hasattr(owner, "batch_sampler") else owner._index_sampler
     return Loader(
-        dataset=type(as_written(dataset)).__name__,
+        dataset=type(users_dataset(dataset)).__name__,
         dataset_length=None if iterable else length_of(dataset),
         batch_size=getattr(owner, "batch_size", None) or getattr(sampler, "batch_size", None),
         num_workers=attribute("num_workers"),
@@ -82,7 +82,7 @@ class WeakTable(Generic[Entry]):
         self._entries.clear()
 
 
-class Served:
+class InMemoryDataset:
     """A dataset whose items come from memory and that is the user's own in everything else.
 
     `fresh` makes of an item in memory the one that is handed out.
@@ -94,7 +94,7 @@ class Served:
         self._fresh = fresh
 
     @property
-    def as_written(self) -> object:
+    def users_dataset(self) -> object:
         return self._dataset
 
     def __len__(self) -> int:
@@ -113,9 +113,9 @@ class Served:
         return getattr(self._dataset, name)
 
 
-def as_written(dataset: object) -> object:
+def users_dataset(dataset: object) -> object:
     """The user's dataset, where a knob has put another in its place."""
-    return dataset.as_written if isinstance(dataset, Served) else dataset
+    return dataset.users_dataset if isinstance(dataset, InMemoryDataset) else dataset
 
 
 def observed_loader(loader: DataLoader[Any]) -> ObservedLoader:
@@ -243,7 +243,7 @@ def _needs_closure(step: Callable[..., object]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-_NAMED = (type, types.FunctionType)  # pickled by their name
+_BY_NAME = (type, types.FunctionType)  # pickled by their name
 _PICKLING = ("__getstate__", "__reduce__", "__reduce_ex__")
 
 
@@ -268,20 +268,20 @@ def main_can_be_imported() -> bool:
 
 def defined_in_main(loader: Any) -> list[str]:
     """Classes and functions of `__main__` among what a loader's workers are given, as far as pickle would follow."""
-    given = walk(loader.dataset, loader.collate_fn, loader.worker_init_fn, follow=_pickled_with)
-    named = (thing if isinstance(thing, _NAMED) else type(thing) for thing in given)
-    return list(dict.fromkeys(one.__qualname__ for one in named if one.__module__ == "__main__"))
+    things = walk(loader.dataset, loader.collate_fn, loader.worker_init_fn, follow=_pickled_with)
+    definitions = (thing if isinstance(thing, _BY_NAME) else type(thing) for thing in things)
+    return list(dict.fromkeys(one.__qualname__ for one in definitions if one.__module__ == "__main__"))
 
 
 def _pickled_with(thing: object) -> Iterable[object]:
-    if isinstance(thing, _NAMED):
+    if isinstance(thing, _BY_NAME):
         return ()
     if isinstance(thing, types.MethodType):
         return (thing.__self__,)
     if isinstance(thing, functools.partial):
         return (thing.func, *thing.args)
     if isinstance(thing, list | tuple):
-        return thing[:LOOKED_AT]
+        return thing[:MOST_OBJECTS]
     if any(getattr(type(thing), way) is not getattr(object, way) for way in _PICKLING):
         return ()  # what it gives to pickle is its own affair
     return getattr(thing, "__dict__", {}).values()

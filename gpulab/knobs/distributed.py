@@ -65,12 +65,12 @@ class RankKnob(Knob):
 class DdpOption(RankKnob):
     """An argument of DistributedDataParallel of the knob's own name, as if it were written where the code makes one."""
 
-    counted = (WRAPPED,)
-    idle = NONE_WRAPPED
+    change_counts = (WRAPPED,)
+    idle_text = NONE_WRAPPED
 
     def value_in(self, observation: Observation) -> Value | None:
-        seen = data_parallel(observation)
-        return None if seen is None else getattr(seen, self.name)
+        ddp = data_parallel(observation)
+        return None if ddp is None else getattr(ddp, self.name)
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         from torch.nn.parallel import DistributedDataParallel
@@ -116,12 +116,12 @@ class BucketCap(DdpOption):
     aliases = ("bucket", "bucket_size", "bucket_cap")
     helps_against = {"exposed_communication": 1, "small_collectives": 1}
 
-    def parse(self, given: object) -> Value:
+    def parse(self, raw: object) -> Value:
         """A number of MB, of which a part may be. Raises UsageError."""
-        number = as_number(given)
+        number = as_number(raw)
         if number < LEAST_MB:
             least = f"a number of MB ≥ {LEAST_MB}"
-            raise UsageError(f"{self.name} must be {least}, got {str(given)!r}. PyTorch's default is {self.name}=25.")
+            raise UsageError(f"{self.name} must be {least}, got {str(raw)!r}. PyTorch's default is {self.name}=25.")
         return int(number) if number.is_integer() else number
 
 
@@ -161,27 +161,27 @@ class CommHook(RankKnob):
     climb_values = ("fp16",)
     changes_training = "the ranks exchange rounded gradients"
     aliases = ("compression", "gradient_compression", "compress")
-    counted = (HOOKED,)
-    idle = "no communication hook was registered"
+    change_counts = (HOOKED,)
+    idle_text = "no communication hook was registered"
     helps_against = {"exposed_communication": 2}
 
     def value_in(self, observation: Observation) -> Value | None:
-        seen = data_parallel(observation)
-        return None if seen is None or seen.has_hook else "none"
+        ddp = data_parallel(observation)
+        return None if ddp is None or ddp.has_hook else "none"
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        seen = data_parallel(observation)
-        return NO_DDP if seen is None else _takes_no_hook(seen, value)
+        ddp = data_parallel(observation)
+        return NO_DDP if ddp is None else _takes_no_hook(ddp, value)
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         """At a model's first call: by then the user's code has registered its own."""
         from torch.nn.parallel import DistributedDataParallel
 
-        met: weakref.WeakSet[Any] = weakref.WeakSet()
+        models: weakref.WeakSet[Any] = weakref.WeakSet()
 
         def called(args: Args, kwargs: KeywordArgs) -> None:
-            if args[0] not in met:
-                met.add(args[0])
+            if args[0] not in models:
+                models.add(args[0])
                 _register(args[0], str(value), effects)
 
         if value != "none":
@@ -220,8 +220,8 @@ def _takes_no_hook(model: ObservedDataParallel, value: Value) -> str | None:
 def _register(model: Any, name: str, effects: KnobEffects) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    seen = observed_data_parallel(model)
-    if seen is not None and (why := _takes_no_hook(seen, name)):
+    ddp = observed_data_parallel(model)
+    if ddp is not None and (why := _takes_no_hook(ddp, name)):
         effects.refuse(why)
         return
     try:
@@ -249,8 +249,8 @@ class LocalSgd(RankKnob):
     climb_values = (8,)
     changes_training = "the ranks' weights diverge between averages"
     aliases = ("localsgd", "periodic_averaging")
-    counted = (LOCAL,)
-    idle = "gradients were all-reduced in every step"
+    change_counts = (LOCAL,)
+    idle_text = "gradients were all-reduced in every step"
     helps_against = {"exposed_communication": 4, "straggler": 2}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -362,8 +362,8 @@ class ReshardAfterForward(RankKnob):
     climb_values = (False,)
     cost = "Off keeps all weights in memory on each rank between forward and backward."
     aliases = ("reshard",)
-    counted = (SHARDED,)
-    idle = NONE_SHARDED
+    change_counts = (SHARDED,)
+    idle_text = NONE_SHARDED
 
     def value_in(self, observation: Observation) -> Value | None:
         return None  # PyTorch does not tell
@@ -374,11 +374,11 @@ class ReshardAfterForward(RankKnob):
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        met: dict[int, Any] = {}
+        modules: dict[int, Any] = {}
 
         def around(module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if id(module) not in met:
-                met[id(module)] = module
+            if id(module) not in modules:
+                modules[id(module)] = module
                 for part in module.modules():
                     if isinstance(part, FSDPModule):
                         part.set_reshard_after_forward(bool(value), recurse=False)

@@ -51,10 +51,10 @@ class Edit(Struct, frozen=True):
 def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
     """The edit that keeps all these values. What cannot be located in the cell is given as a snippet."""
     changed, unplaced, notes = cell, list[CodeEdit](), list[str]()
-    for wanted in edits:
-        result = _changed(changed, wanted)
+    for code_edit in edits:
+        result = _changed(changed, code_edit)
         if result is None:
-            unplaced.append(wanted)
+            unplaced.append(code_edit)
             continue
         changed, note = result
         if note and note not in notes:
@@ -89,48 +89,48 @@ def _with_one_loop_end(edits: list[CodeEdit]) -> list[CodeEdit]:
 # -- one value ---------------------------------------------------------------------------------------------------------
 
 
-def _changed(text: str, wanted: CodeEdit) -> tuple[str, str] | None:
+def _changed(text: str, code_edit: CodeEdit) -> tuple[str, str] | None:
     """The cell with one value changed, and what to say about it; None where the place is not found."""
     tree = parse(text)
-    if tree is None or not wanted.keyword or "\r" in text:
+    if tree is None or not code_edit.keyword or "\r" in text:
         return None
     lines, note = _Text(text), ""
     places: Sequence[ast.expr]
-    if wanted.call:
-        calls = _calls(tree, wanted.call)
-        places = feeding = _feeding(tree, calls) if wanted.call == "DataLoader" else calls
-        if not all(_set_keyword(lines, tree, call, wanted) for call in reversed(feeding)):
+    if code_edit.call:
+        calls = _calls(tree, code_edit.call)
+        places = feeding = _feeding(tree, calls) if code_edit.call == "DataLoader" else calls
+        if not all(_set_keyword(lines, tree, call, code_edit) for call in reversed(feeding)):
             return None
-        if wanted.call == "DataLoader" and len(calls) == len(feeding) > 1:
+        if code_edit.call == "DataLoader" and len(calls) == len(feeding) > 1:
             note = (
                 f"All {len(calls)} DataLoader calls are changed: your code does not show which one feeds the training."
             )
     else:
-        places = literal_places(tree).get(wanted.keyword, [])
+        places = literal_places(tree).get(code_edit.keyword, [])
         for place in reversed(places):
-            lines.put(place, wanted.literal)
-        replace_nodes(tree, dict.fromkeys(places, ast.parse(wanted.literal, mode="eval").body))
+            lines.put(place, code_edit.literal)
+        replace_nodes(tree, dict.fromkeys(places, ast.parse(code_edit.literal, mode="eval").body))
     return (lines.text, note) if places and _same(parse(lines.text), tree) else None
 
 
-def _set_keyword(lines: _Text, tree: ast.Module, call: ast.Call, wanted: CodeEdit) -> bool:
+def _set_keyword(lines: _Text, tree: ast.Module, call: ast.Call, code_edit: CodeEdit) -> bool:
     """Set the keyword of one call in the text and in the tree; whether that could be done for certain."""
     if any(isinstance(a, ast.Starred) for a in call.args):
         return False
-    present = next((k for k in call.keywords if k.arg == wanted.keyword), None)
-    by_position = wanted.call == "DataLoader" and wanted.keyword in _DATA_LOADER
-    position = _DATA_LOADER.index(wanted.keyword) if by_position else len(call.args)
+    present = next((k for k in call.keywords if k.arg == code_edit.keyword), None)
+    by_position = code_edit.call == "DataLoader" and code_edit.keyword in _DATA_LOADER
+    position = _DATA_LOADER.index(code_edit.keyword) if by_position else len(call.args)
     old = present.value if present is not None else next(iter(call.args[position:]), None)
-    literal = wanted.literal if old is None else wanted.literal_for(lines.of(old))
+    literal = code_edit.literal if old is None else code_edit.literal_for(lines.of(old))
     value = ast.parse(literal, mode="eval").body
     if old is not None:
         lines.put(old, literal)
         replace_nodes(tree, {old: value})
-    elif wanted.wraps or any(k.arg is None for k in call.keywords):  # **options may have it
+    elif code_edit.wraps or any(k.arg is None for k in call.keywords):  # **options may have it
         return False
     else:
-        lines.add(call, f"{wanted.keyword}={literal}")
-        call.keywords.append(ast.keyword(wanted.keyword, value))
+        lines.add(call, f"{code_edit.keyword}={literal}")
+        call.keywords.append(ast.keyword(code_edit.keyword, value))
     return True
 
 
@@ -150,11 +150,11 @@ def _calls(tree: ast.Module, name: str) -> list[ast.Call]:
         for a in node.names
         if a.name == name and a.asname
     }
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_named(n.func, name, aliases)]
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _has_name(n.func, name, aliases)]
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
-def _is_named(function: ast.expr, name: str, aliases: set[str]) -> bool:
+def _has_name(function: ast.expr, name: str, aliases: set[str]) -> bool:
     if isinstance(function, ast.Attribute):
         return function.attr == name
     return isinstance(function, ast.Name) and function.id in aliases

@@ -32,8 +32,8 @@ class FusedOptimizer(Knob):
     help = "One kernel updates all parameters: helps models with many parameters, or launch-bound steps"
     kind = "optimizer option"
     options = (False, True)
-    counted = ("optimizers",)
-    idle = "your code's optimizer already has fused_optimizer={}"
+    change_counts = ("optimizers",)
+    idle_text = "your code's optimizer already has fused_optimizer={}"
     helps_against = {"launch_bound": 2, "unfused_optimizer": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -108,17 +108,17 @@ class Switching(OptimizerHook):
     def __init__(self, fused: bool, effects: KnobEffects) -> None:
         self._fused = fused
         self._effects = effects
-        self._met: dict[int, Optimizer] = {}
+        self._optimizers: dict[int, Optimizer] = {}
         self._switched: dict[int, _Before] = {}
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
         """Met for the first time, it is switched, unless there is a reason not to."""
-        if id(optimizer) in self._met:
+        if id(optimizer) in self._optimizers:
             return
         if not self._fused and getattr(optimizer, "found_inf", None) is not None:
             self._wait(optimizer)
             return
-        self._met[id(optimizer)] = optimizer
+        self._optimizers[id(optimizer)] = optimizer
         if not any("fused" in group for group in optimizer.param_groups):
             self._effects.refuse(f"{type(optimizer).__name__} has no fused implementation")
         elif all(bool(group.get("fused")) == self._fused for group in optimizer.param_groups):

@@ -29,13 +29,13 @@ State = Literal["took effect", "no effect", "cannot tell"]
 class KnobEffects(Struct):
     """What a knob really did while the code ran: `apply` notes it, `verify` reads it.
 
-    `counts` says how often something was changed ("loaders", "module calls", "optimizers"); `refused` why something
+    `counts` says how often something was changed ("loaders", "module calls", "optimizers"); `refusals` why something
     was left as it was, in words for the user; `notes` what else they should know. `preparation_s` was spent to make
     ready, in the code's time but before it went on: no part of any step.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    refused: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     preparation_s: float = 0.0
 
@@ -44,8 +44,8 @@ class KnobEffects(Struct):
 
     def refuse(self, why: str) -> None:
         """Say, once, why something was left as it was."""
-        if why not in self.refused:
-            self.refused.append(why)
+        if why not in self.refusals:
+            self.refusals.append(why)
 
     def note(self, what: str) -> None:
         if what not in self.notes:
@@ -118,8 +118,8 @@ class CodeEdit(Struct, frozen=True):
         return bool(self.keyword) and self.literal_for("") != self.literal
 
     def literal_for(self, old: str) -> str:
-        named = not self.once or re.fullmatch(r"(?!i\b)[^\W\d]\w*(\.\w+)*", old)
-        return re.sub(rf"\b{self.keyword}\b", lambda _: old, self.literal if named else self.once)
+        is_name = not self.once or re.fullmatch(r"(?!i\b)[^\W\d]\w*(\.\w+)*", old)
+        return re.sub(rf"\b{self.keyword}\b", lambda _: old, self.literal if is_name else self.once)
 
     @property
     def snippet(self) -> str:
@@ -162,24 +162,24 @@ class Knob(ABC):
     starts_processes: bool = False  # that must be able to import the dataset
     # parts of an observation with which alone `refuses` is certain, so that it can be asked before anything runs
     refusal_rests_on: tuple[Literal["device", "modules"], ...] = ()
-    counted: tuple[str, ...] = ()  # what `apply` counts in the effects where it changes something
-    idle: str = "your code already has this"  # why nothing was changed, with {} for the value
+    change_counts: tuple[str, ...] = ()  # what `apply` counts in the effects where it changes something
+    idle_text: str = "your code already has this"  # why nothing was changed, with {} for the value
     # finding → how early this knob is tried against it where the finding names none: 1 comes first
     helps_against: Mapping[str, int] = MappingProxyType({})
 
-    def parse(self, given: object) -> Value:
+    def parse(self, raw: object) -> Value:
         """The value that a user wrote, as a text or in code: from there on it has the knob's own type.
 
         Raises UsageError naming the knob, what was given and the nearest valid value.
         """
         if self.options == (False, True):
-            return choice(self.name, given, ("on", "off"), _SWITCH) == "on"
+            return choice(self.name, raw, ("on", "off"), _SWITCH) == "on"
         if isinstance(self.options[0], str):
-            return choice(self.name, given, [str(option) for option in self.options], self.spellings)
-        number = as_number(given)
+            return choice(self.name, raw, [str(option) for option in self.options], self.spellings)
+        number = as_number(raw)
         if number == round(number) and number >= self.least:
             return round(number)
-        raise UsageError(f"{self.name} must be an integer ≥ {self.least}, got {str(given).strip()!r}.")
+        raise UsageError(f"{self.name} must be an integer ≥ {self.least}, got {str(raw).strip()!r}.")
 
     @abstractmethod
     def value_in(self, observation: Observation) -> Value | None:
@@ -189,7 +189,7 @@ class Knob(ABC):
     def refuses(self, observation: Observation, value: Value) -> str | None:
         """Why it cannot be set to that value here, with the cure where there is one; None where it can."""
 
-    def refused_here(self, value: Value) -> str | None:
+    def machine_refuses(self, value: Value) -> str | None:
         """Why no code on this machine can have that value; None where some can."""
         return None
 
@@ -224,8 +224,8 @@ class Knob(ABC):
 
         `observation` is of the baseline. It had no effect where nothing of `counted` was changed.
         """
-        if self.counted and not any(effects.counts[what] for what in self.counted):
-            return no_effect("; ".join(effects.refused) or self.idle_words(observation, value, effects))
+        if self.change_counts and not any(effects.counts[what] for what in self.change_counts):
+            return no_effect("; ".join(effects.refusals) or self.idle_words(observation, value, effects))
         return self.evidence(observation, value, effects, run)
 
     @abstractmethod
@@ -234,7 +234,7 @@ class Knob(ABC):
 
     def idle_words(self, observation: Observation, value: Value, effects: KnobEffects) -> str:
         """Why nothing was changed, though nothing spoke against it."""
-        return self.idle.format(written(value))
+        return self.idle_text.format(setting_text(value))
 
     def without(self, observation: Observation) -> Observation:
         """The observation of a run in which it was applied, with what it brought in taken out."""
@@ -256,14 +256,14 @@ class Knob(ABC):
 _SWITCH = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
 
 
-def written(value: object) -> str:
+def setting_text(value: object) -> str:
     """A value as a user writes it: a switch is on or off."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-def choice(name: str, given: object, options: Sequence[str], spellings: Mapping[str, str]) -> str:
+def choice(name: str, raw: object, options: Sequence[str], spellings: Mapping[str, str]) -> str:
     """One of a few words. Raises UsageError."""
-    text = str(given).strip()
+    text = str(raw).strip()
     word = spellings.get(text.lower(), text.lower())
     if word in options:
         return word
@@ -272,12 +272,12 @@ def choice(name: str, given: object, options: Sequence[str], spellings: Mapping[
     raise UsageError(f"{name} must be one of {', '.join(options)}, got {text!r}.{hint}")
 
 
-def as_number(given: object) -> float:
+def as_number(raw: object) -> float:
     """The finite number that was given, as a text or in code; -1 where it is none."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         return -1.0
     try:
-        number = float(given)
+        number = float(raw)
     except (ValueError, OverflowError):
         return -1.0
     return number if math.isfinite(number) else -1.0

@@ -51,7 +51,7 @@ class LoaderOption(Knob):
     kind = "DataLoader option"
     lesson = "03_starving_gpu"
     same_training = True
-    counted = ("loaders",)
+    change_counts = ("loaders",)
     option: Option
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
@@ -139,10 +139,10 @@ def pins_nothing_here() -> bool:
 
 def _samples_per_batch(steps: Steps) -> int | None:
     """Of most steps: an epoch's last batch may be smaller."""
-    counted = (steps.sample_count >= 0) & (steps.batch_count > 0)
-    if not counted.any():
+    usable = (steps.sample_count >= 0) & (steps.batch_count > 0)
+    if not usable.any():
         return None
-    return int(np.median(steps.sample_count[counted] // steps.batch_count[counted]))
+    return int(np.median(steps.sample_count[usable] // steps.batch_count[usable]))
 
 
 def _processes(count: int) -> str:
@@ -243,14 +243,14 @@ class PinMemory(LoaderOption):
     helps_against = {"blocking_copy": 1}
 
     def reason(self, loader: ObservedLoader, value: Value) -> str | None:
-        return self.refused_here(value)
+        return self.machine_refuses(value)
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         if observation.loader is not None and observation.device.kind == "cuda":
             return None
         return super().refuses(observation, value)
 
-    def refused_here(self, value: Value) -> str | None:
+    def machine_refuses(self, value: Value) -> str | None:
         return "there is no GPU: torch does not pin memory here" if value and pins_nothing_here() else None
 
     def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:

@@ -28,7 +28,7 @@ class ChannelsLast(Knob):
     kind = "module call"
     options = (False, True)
     aliases = ("memory_format",)
-    counted = ("weights", "inputs")
+    change_counts = ("weights", "inputs")
     helps_against = {"layout": 1}
 
     def value_in(self, observation: Observation) -> Value | None:

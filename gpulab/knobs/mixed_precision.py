@@ -1,7 +1,7 @@
 """Mixed precision: autocast around the model, with the loss scaled where gradients would underflow.
 
-With fp16 each backward pass starts from the scaled loss, and right after it the gradients it has made are unscaled: the
-user's code (clipping, logging) sees gradients of the usual size. A step is left out where they have overflowed.
+With fp16 each backward pass starts from the scaled loss, and its gradients are unscaled right after it: the user's code
+(clipping, logging) sees gradients of the usual size. A step is skipped where they have overflowed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpulab.knobs.accumulation import Taken
+from gpulab.knobs.accumulation import GradientStash
 from gpulab.knobs.knob import (
     CodeEdit,
     Knob,
@@ -74,10 +74,10 @@ class Amp(Knob):
     helps_against = {"no_mixed_precision": 1, "memory_bound_ops": 2}
 
     def __init__(self) -> None:
-        self._scale: float | None = None  # of the loss: found in a block, it serves the next
+        self._scale: float | None = None  # of the loss: the next block starts with that of the last
 
     def value_in(self, observation: Observation) -> Value | None:
-        """As the first module that is called under autocast has it."""
+        """The dtype of the first module that is called under autocast."""
         if not observation.modules:
             return None
         short = {long: name for name, long in DTYPES.items()}
@@ -140,8 +140,8 @@ class Amp(Knob):
         calls = counts["module calls"]
         if not calls:
             return no_effect("no module ran under autocast")
-        if effects.refused:
-            return cannot_tell("; ".join(effects.refused))
+        if effects.refusals:
+            return cannot_tell("; ".join(effects.refusals))
         words = _lower_precision_in(run, str(value), observation)
         if not words and (results := counts["results of lower precision"]):
             words = f"{results} of {calls} module calls under autocast returned {DTYPES[str(value)]}"
@@ -156,7 +156,7 @@ class Amp(Knob):
         return took_effect(words)
 
     def without(self, observation: Observation) -> Observation:
-        """Regions that the cell itself has under autocast are not told from the knob's."""
+        """The observation cannot distinguish the cell's own autocast regions from the knob's."""
         return replace(observation, modules=tuple(replace(m, autocast_dtype=None) for m in observation.modules))
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
@@ -174,7 +174,7 @@ class Amp(Knob):
 
 
 def _lower_precision_in(run: Run, value: str, observation: Observation) -> str:
-    """What in the trace shows it and is not in the baseline; empty where nothing does."""
+    """What in the trace shows the lower precision and is not in the baseline; empty where nothing does."""
     counts = trace_counts(run) or {}
     if run.timeline is not None and run.timeline.has_device_events:
         kernel = first_match(KERNELS[value], tuple(sorted(set(kernel_names(run)) - observation.operators)))
@@ -185,10 +185,10 @@ def _lower_precision_in(run: Run, value: str, observation: Observation) -> str:
 
 
 def _autocasting(dtype: torch.dtype, effects: KnobEffects, scaling: LossScaling | None) -> Around:
-    """Autocasts a call to `dtype`, its results back to float32: the code that follows knows nothing of it.
+    """Runs a call under autocast and returns its results in float32, as the code after it expects.
 
-    Wrapped are modules with parameters, and others that are given something to differentiate: losses, but not the
-    transforms of a dataset.
+    It wraps modules with parameters, and modules whose arguments require a gradient: losses, but not the transforms of
+    a dataset.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -201,7 +201,7 @@ def _autocasting(dtype: torch.dtype, effects: KnobEffects, scaling: LossScaling 
         if kind is None:
             return call(args, kwargs)
         if scaling is not None:
-            scaling.meet(module)
+            scaling.add_module(module)
         effects.count("module calls")
         if torch.is_autocast_enabled(kind):  # in a region of the code's own
             return call(args, kwargs)
@@ -216,7 +216,7 @@ def _autocasting(dtype: torch.dtype, effects: KnobEffects, scaling: LossScaling 
 
 
 def _device_kind(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Where the call computes; None where autocast is not to be used."""
+    """The kind of device that the call computes on; None where autocast is not to be used."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -240,12 +240,12 @@ def _own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> AbstractCon
             if get_ident() != thread or not self._enabled or self.fast_dtype is dtype:
                 return original(self)
             effects.count("autocast regions")
-            written = self.fast_dtype
-            self._enabled, self.fast_dtype = dtype is not None, dtype or written
+            dtype_before = self.fast_dtype
+            self._enabled, self.fast_dtype = dtype is not None, dtype or dtype_before
             try:
                 return original(self)
             finally:
-                self._enabled, self.fast_dtype = True, written
+                self._enabled, self.fast_dtype = True, dtype_before
 
         return __enter__
 
@@ -259,7 +259,7 @@ AMP = Amp()
 
 
 class LossScaling(OptimizerHook):
-    """One GradScaler for everything that is trained, made at the first backward pass."""
+    """One GradScaler for everything that is trained, created at the first backward pass."""
 
     def __init__(self, effects: KnobEffects, scale: float | None) -> None:
         self._effects = effects
@@ -271,13 +271,13 @@ class LossScaling(OptimizerHook):
         self._stepped = False
         self._in_closure = False
         self._off = False
-        self._within = False  # a backward pass of ours
+        self._within = False  # a scaled backward pass is running
         self._overflows = 0
-        self._seen: dict[int, int] = {}  # of each optimizer: the overflows at its last step
-        self._taken = Taken()  # what a step was not to see, and is the user's
+        self._overflows_at_step: dict[int, int] = {}  # of each optimizer: the overflows at its last step
+        self._stash = GradientStash()  # overflowed gradients, during the step that skips them
 
     def begin(self, undo: ExitStack) -> None:
-        """Scale the losses of this thread from here on; it has to be told of the modules that take part."""
+        """Scale the losses of this thread from here on; `add_module` names the modules that take part."""
         import torch
 
         thread = get_ident()
@@ -301,12 +301,12 @@ class LossScaling(OptimizerHook):
 
             return backward
 
-        undo.callback(self._taken.give_back)
+        undo.callback(self._stash.restore)
         undo.enter_context(around_steps(HookOrder.SCALING, self))
         undo.enter_context(replaced(torch.autograd, "backward", wrap))
 
-    def meet(self, module: Module) -> None:
-        """Its parameters may get scaled gradients."""
+    def add_module(self, module: Module) -> None:
+        """The parameters of this module may get scaled gradients."""
         if id(module) not in self._modules:
             self._modules.add(id(module))
             self._know(list(module.parameters()))
@@ -380,8 +380,8 @@ class LossScaling(OptimizerHook):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """Leave the step out where gradients have overflowed, by taking them away."""
-        self._taken.give_back()
+        """Where gradients have overflowed, remove them, so that the optimizer skips the step."""
+        self._stash.restore()
         self._in_closure = closure
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         unknown = [p for p in parameters if id(p) not in self._parameters]
@@ -390,16 +390,16 @@ class LossScaling(OptimizerHook):
         self._know(unknown)
         if closure or not self._passes:
             return
-        suspect = self._overflowed() or self._overflows != self._seen.get(id(optimizer), 0)
-        self._seen[id(optimizer)] = self._overflows
+        suspect = self._overflowed() or self._overflows != self._overflows_at_step.get(id(optimizer), 0)
+        self._overflows_at_step[id(optimizer)] = self._overflows
         if suspect and not _finite(parameters):
-            self._taken.take(parameters)
+            self._stash.put(parameters)
             self._effects.count("steps skipped")
 
     def after(self, optimizer: Optimizer) -> None:
         """The scale may be updated before the next backward pass: other optimizers may have to step first."""
         self._stepped, self._in_closure = True, False
-        self._taken.give_back()
+        self._stash.restore()
 
     def _drop_gradients(self) -> None:
         for p in self._parameters.values():

@@ -1,7 +1,7 @@
-"""Whether names were read while code ran: by its own lines, or by functions of its namespace that were seen to run.
+"""Observes whether names are read while code runs: by its own lines, or by functions of its namespace that it calls.
 
-Own lines read through a mapping in place of the namespace. Functions are heard of by `sys.setprofile`, which slows
-Python down: only until each name was read, and no longer than the first steps, which are warm-up.
+Its own lines read through a mapping in place of the namespace. Calls of functions are observed with `sys.setprofile`.
+That slows Python down, so it ends once each name was read, at the latest with the first steps, which are warm-up.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import step_hooks
 from gpulab.user_code import global_names
 
-STEPS_WATCHED = 2
-EVENTS_WATCHED = 1_000_000  # about 0.3 s, for code without an optimizer
-_PROCESS_LOOKED_AT = 1024  # events: a worker that was forked meanwhile hears as well
+MOST_STEPS = 2
+MOST_EVENTS = 1_000_000  # about 0.3 s, for code without an optimizer
+_EVENTS_PER_CHECK = 1024  # a forked worker inherits the profile function
 
-SEEN, TO_THE_END = "seen", "watched to the end"  # counts of a name's effects; its first note says who read it
+READ, TO_THE_END = "read", "observed to the end"  # counts of a name's effects; its first note says who read it
 
 EffectsByName = Mapping[str, KnobEffects]
 
 
 class Lines(UserDict[str, Any]):
-    """The namespace as the code's own lines use it: all goes through, and reads of the values set are noted."""
+    """The namespace for the code's own lines: it passes everything through and notes reads of the values set."""
 
     def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], effects: EffectsByName) -> None:
         self.data = namespace
@@ -45,11 +45,11 @@ class Lines(UserDict[str, Any]):
 
 
 @contextmanager
-def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[tuple[Lines, EffectsByName]]:
-    """Note what code inside reads of the names set to these values; its own lines have to use the `Lines`."""
+def observing_reads(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[tuple[Lines, EffectsByName]]:
+    """Note which of the names set to these values the code inside reads; its own lines have to use the `Lines`."""
     effects = {name: KnobEffects() for name in values}
     lines = Lines(namespace, values, effects)
-    with _Functions(lines).listening():
+    with _Functions(lines).installed():
         yield lines, effects
 
 
@@ -57,17 +57,17 @@ def verify(value: object, before: object, used: bool, effects: KnobEffects, run:
     """Whether a variable took effect. `used`: the code has something that could read it."""
     if _is_set(before, value):
         return no_effect(f"the value is already {value!r}")
-    if effects.counts[SEEN]:
+    if effects.counts[READ]:
         return took_effect(effects.notes[0])
     elsewhere = run.loader is not None and run.loader.num_workers > 0
     if not used or (effects.counts[TO_THE_END] and not elsewhere):
         return no_effect("nothing read the variable while the code ran")
     places = "in worker processes or after the first steps" if elsewhere else "after the first steps"
-    return cannot_tell(f"nothing was seen to read the variable, but reads inside functions {places} are not visible")
+    return cannot_tell(f"no read of the variable was observed, but reads inside functions {places} are not visible")
 
 
 class _Functions:
-    """Hears which functions of a namespace run."""
+    """Observes which functions of a namespace run."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -78,44 +78,44 @@ class _Functions:
         self._events = 0
         self._steps = 0
         self._process = os.getpid()
-        self._hear = self._heard  # one object, to be told from another's
+        self._profile_function = self._on_event  # one object, to be compared with what is installed
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Hear, unless there is nothing to hear, or somebody else's profile function is there."""
+    def installed(self) -> Iterator[None]:
+        """Observe, unless there is nothing to observe, or another profile function is installed."""
         if not self._values or sys.getprofile() is not None:
             yield
             return
-        with step_hooks(self._stepped):
-            sys.setprofile(self._hear)
+        with step_hooks(self._on_step):
+            sys.setprofile(self._profile_function)
             try:
                 yield
             finally:
                 self._end()
 
     def _end(self) -> None:
-        if sys.getprofile() == self._hear:
+        if sys.getprofile() == self._profile_function:
             for one in self._effects.values():
                 one.count(TO_THE_END)
         self._stop()
 
     def _stop(self) -> None:
-        if sys.getprofile() == self._hear:
+        if sys.getprofile() == self._profile_function:
             sys.setprofile(None)
 
-    def _stepped(self, *_: object) -> None:
+    def _on_step(self, *_: object) -> None:
         self._steps += 1
-        if self._steps >= STEPS_WATCHED:
+        if self._steps >= MOST_STEPS:
             self._stop()
 
-    def _heard(self, frame: FrameType, event: str, arg: object) -> None:
+    def _on_event(self, frame: FrameType, event: str, arg: object) -> None:
         self._events += 1
         if event == "call" and frame.f_globals is self._namespace:
-            self._entered(frame)
-        if self._events % _PROCESS_LOOKED_AT == 0 and (self._events >= EVENTS_WATCHED or os.getpid() != self._process):
+            self._on_call(frame)
+        if self._events % _EVENTS_PER_CHECK == 0 and (self._events >= MOST_EVENTS or os.getpid() != self._process):
             self._stop()
 
-    def _entered(self, frame: FrameType) -> None:
+    def _on_call(self, frame: FrameType) -> None:
         code = frame.f_code
         names = self._names.get(code)
         if names is None:
@@ -131,7 +131,7 @@ class _Functions:
 
 def _note(effects: KnobEffects, who: str) -> None:
     if not effects.counts:
-        effects.count(SEEN)
+        effects.count(READ)
         effects.note(who)
 
 

@@ -99,9 +99,9 @@ class Variables(Struct, frozen=True):
         assert is_plain(value)
         return value
 
-    def value(self, name: str, given: Plain) -> Plain:
+    def value(self, name: str, raw: Plain) -> Plain:
         """What `given`, a value or a text, means for that variable. Raises UsageError where it does not fit."""
-        return fitted(name, given, self.present(name))
+        return fitted(name, raw, self.present(name))
 
 
 def names_in(tree: ast.AST) -> frozenset[str]:
@@ -175,14 +175,14 @@ def plain_value(text: str) -> Plain:
     return value if is_plain(value) else text
 
 
-def fitted(name: str, given: Plain, present: Plain) -> Plain:
+def fitted(name: str, raw: Plain, present: Plain) -> Plain:
     """`given`, a value or a text, in the type of the present value. Raises UsageError where that loses something."""
-    value = plain_value(given) if isinstance(given, str) else given
+    value = plain_value(raw) if isinstance(raw, str) else raw
     if present is None:
         return value
     if isinstance(present, str):
-        if isinstance(given, str):
-            return value if isinstance(value, str) else given
+        if isinstance(raw, str):
+            return value if isinstance(value, str) else raw
     elif type(value) is type(present):
         return value
     elif isinstance(present, tuple | list):
@@ -197,17 +197,17 @@ def fitted(name: str, given: Plain, present: Plain) -> Plain:
             return float(value)
     elif isinstance(value, float) and value.is_integer():
         return int(value)
-    raise UsageError(_unfit(name, given, present))
+    raise UsageError(_unfit(name, raw, present))
 
 
-def _unfit(name: str, given: Plain, present: Plain) -> str:
+def _unfit(name: str, raw: Plain, present: Plain) -> str:
     kind = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}.get(
         type(present), f"a {type(present).__name__}"
     )
-    value = plain_value(given) if isinstance(given, str) else given
+    value = plain_value(raw) if isinstance(raw, str) else raw
     fraction = type(present) is int and isinstance(value, float)
     cure = f" Write {present}.0 in the code to try fractions." if fraction else ""
-    return f"{name} must be {kind} (it is {present!r} in the code), got {given!r}.{cure}"
+    return f"{name} must be {kind} (it is {present!r} in the code), got {raw!r}.{cure}"
 
 
 # -- literals in the code ----------------------------------------------------------------------------------------------
@@ -318,17 +318,17 @@ class _Reading:
         self._later.update(dict.fromkeys(names.binds, names.calls_read))
 
     def _reads(self, names: Iterable[str]) -> None:
-        waiting, seen = list(names), set[str]()
+        waiting, closure = list(names), set[str]()
         while waiting:
             name = waiting.pop()
-            if name in seen:
+            if name in closure:
                 continue
-            seen.add(name)
+            closure.add(name)
             if name not in self._bound:
                 self.free.add(name)
                 waiting += _reads_of(self._namespace.get(name), self._namespace)
             waiting += self._later.get(name, ())
-        self.read |= seen
+        self.read |= closure
 
 
 def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
@@ -367,24 +367,24 @@ def _unwrapped(function: FunctionType) -> FunctionType:
     return inner if isinstance(inner, FunctionType) else function
 
 
-LOOKED_AT = 500
+MOST_OBJECTS = 500
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # but no class of the user's among them
 
 
 def walk(*things: object, follow: Callable[[object], Iterable[object]] | None = None) -> Iterator[object]:
     """The objects themselves first, then the nearest; `follow` says what an object leads to, else all that it holds."""
-    waiting, seen = deque(things), dict[int, object]()
-    while waiting and len(seen) < LOOKED_AT:
+    waiting, objects = deque(things), dict[int, object]()
+    while waiting and len(objects) < MOST_OBJECTS:
         thing = waiting.popleft()
-        if type(thing) in _PLAIN or isinstance(thing, ModuleType | BuiltinFunctionType) or id(thing) in seen:
+        if type(thing) in _PLAIN or isinstance(thing, ModuleType | BuiltinFunctionType) or id(thing) in objects:
             continue
-        seen[id(thing)] = thing  # kept, so that its id stays its own
+        objects[id(thing)] = thing  # kept, so that its id stays its own
         yield thing
         with suppress(Exception):  # a user's object may raise anything, or change meanwhile
-            waiting += (follow or _held_by)(thing)
+            waiting += (follow or _contents)(thing)
 
 
-def _held_by(thing: object) -> list[object]:
+def _contents(thing: object) -> list[object]:
     if isinstance(thing, type):
         return []
     if isinstance(thing, FunctionType):
@@ -394,9 +394,9 @@ def _held_by(thing: object) -> list[object]:
     if isinstance(thing, functools.partial):
         return [thing.func, *thing.args, *thing.keywords.values()]
     if isinstance(thing, list | tuple):
-        return list(thing[:LOOKED_AT])
-    held = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
-    return list(islice(held.values(), LOOKED_AT))
+        return list(thing[:MOST_OBJECTS])
+    fields = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
+    return list(islice(fields.values(), MOST_OBJECTS))
 
 
 def _is_filled(cell: CellType) -> bool:

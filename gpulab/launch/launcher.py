@@ -97,11 +97,11 @@ class RankProcesses:
             )
 
     def lines(self) -> Iterator[Line | None]:
-        """What is printed, as it comes, until all have ended; None after each look."""
+        """What is printed, as it comes, until all have ended; None after each read."""
         is_over = False
         while not is_over:
-            is_over = self._process.poll() is not None  # asked before the look: nothing comes after it
-            self._look_for_files()
+            is_over = self._process.poll() is not None  # polled before the read: nothing comes after it
+            self._find_files()
             for file, whose in self._files.items():
                 yield from (Line(whose[0], text, whose[1]) for text in file.lines())
             yield None
@@ -131,7 +131,7 @@ class RankProcesses:
         """Wait for the launcher to be gone. Returns its exit status."""
         return self._process.wait()
 
-    def _look_for_files(self) -> None:
+    def _find_files(self) -> None:
         """torchrun writes what a rank prints to FOLDER/JOB/attempt_0/RANK/stdout.log, and stderr.log."""
         have = {file.path for file in self._files}
         for path in sorted(self._logs.glob("*/attempt_*/*/std*.log")):
@@ -203,15 +203,15 @@ class GrowingFile:
         self._offset_bytes += len(new)
         *whole, rest = (self._rest + new).split(b"\n")
         self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # what a progress bar has written over is gone
-        yield from map(_left_standing, whole)
+        yield from map(_last_state, whole)
 
     def rest(self) -> Iterator[str]:
         """The last line where nothing ends it; afterwards it is gone."""
         last, self._rest = self._rest, b""
         if last:
-            yield _left_standing(last)
+            yield _last_state(last)
 
 
-def _left_standing(raw: bytes) -> str:
+def _last_state(raw: bytes) -> str:
     """A progress bar writes over itself with carriage returns: only its last state is left."""
     return raw.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]

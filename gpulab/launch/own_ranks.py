@@ -63,33 +63,34 @@ def _always(body: list[ast.stmt]) -> Iterator[ast.AST]:
 def _of_call(call: ast.Call) -> OwnRanks | None:
     holder, name = _name(call.func)
     if name == _OF_ACCELERATE:
-        given = _argument(call, 1, "args")
-        arguments = [ast.unparse(e) for e in given.elts] if isinstance(given, ast.Tuple | ast.List) else None
-        return _instead_of(call, name, _called(_argument(call, 0, "function"), arguments, given), "num_processes", 2)
+        direct = _direct_call(_argument(call, 0, "function"), _argument(call, 1, "args"))
+        return _instead_of(call, name, direct, "num_processes", 2)
     if name in _OF_TORCH and (holder in _MODULES or _argument(call, 2, "nprocs") is not None):
-        given = _argument(call, 1, "args")
-        more = [ast.unparse(e) for e in given.elts] if isinstance(given, ast.Tuple | ast.List) else []
         starter = f"{holder}.{name}" if holder else name
-        return _instead_of(call, starter, _called(_argument(call, 0, "fn"), [_RANK, *more], given), "nprocs", 2)
+        direct = _direct_call(_argument(call, 0, "fn"), _argument(call, 1, "args"), _RANK)
+        return _instead_of(call, starter, direct, "nprocs", 2)
     strategy = _argument(call, 99, "strategy")
-    named = strategy.value if isinstance(strategy, ast.Constant) else None
-    if isinstance(named, str) and named.startswith(_OF_LIGHTNING):
-        return _instead_of(call, f'strategy="{named}"', 'strategy="ddp"', "devices", 99)
+    text = strategy.value if isinstance(strategy, ast.Constant) else None
+    if isinstance(text, str) and text.startswith(_OF_LIGHTNING):
+        return _instead_of(call, f'strategy="{text}"', 'strategy="ddp"', "devices", 99)
     return None
 
 
 def _instead_of(call: ast.Call, starter: str, instead: str, count: str, place: int) -> OwnRanks:
     number = _argument(call, place, count)
-    shown = str(number.value) if isinstance(number, ast.Constant) and isinstance(number.value, int) else "N"
-    return OwnRanks(starter, instead, shown, call.lineno)
+    count_text = str(number.value) if isinstance(number, ast.Constant) and isinstance(number.value, int) else "N"
+    return OwnRanks(starter, instead, count_text, call.lineno)
 
 
-def _called(function: ast.expr | None, arguments: list[str] | None, given: ast.expr | None) -> str:
-    """The function called itself."""
-    named = ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else "the function"
-    if arguments is None:
-        arguments = [] if given is None else [f"*{ast.unparse(given)}"]
-    return f"{named}({', '.join(arguments)})"
+def _direct_call(function: ast.expr | None, arguments: ast.expr | None, *first: str) -> str:
+    """A call of the function itself, with these first arguments and then those of the tuple or list."""
+    text = ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else "the function"
+    rest: list[str] = []
+    if isinstance(arguments, ast.Tuple | ast.List):
+        rest = [ast.unparse(e) for e in arguments.elts]
+    elif arguments is not None:
+        rest = [f"*{ast.unparse(arguments)}"]
+    return f"{text}({', '.join([*first, *rest])})"
 
 
 def _argument(call: ast.Call, place: int, name: str) -> ast.expr | None:

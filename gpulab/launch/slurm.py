@@ -29,8 +29,8 @@ from gpulab.launch.launcher import (
     line_of,
 )
 
-LOOK_S = 0.5  # between two looks at the output
-ASK_S = 2.0  # between two questions to Slurm's controller, which many share
+POLL_S = 0.5  # between two reads of the output
+QUERY_S = 2.0  # between two questions to Slurm's controller, which many share
 ANSWER_S = 30.0  # that its commands have for an answer
 SILENT_S = 15.0  # of no answer, before that is said
 _NUMBER = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
@@ -87,7 +87,12 @@ class Job(Struct, frozen=True):
 
 
 def batch_script(
-    asked: Allocation, job_id: str, target: Sequence[str], folder: Path, environment: Mapping[str, str], tasks: int = 1
+    allocation: Allocation,
+    job_id: str,
+    target: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    tasks: int = 1,
 ) -> str:
     """The file that sbatch takes: one agent of torchrun on each node, which all meet at the first.
 
@@ -96,15 +101,21 @@ def batch_script(
     """
     quoted = shlex.quote
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", '"$address:$port"', "--rdzv-id", quoted(job_id)]
-    agent = [*map(quoted, TORCHRUN), "--nnodes", str(asked.nodes), "--nproc-per-node", str(asked.of_each_node)]
+    agent = [
+        *map(quoted, TORCHRUN),
+        "--nnodes",
+        str(allocation.nodes),
+        "--nproc-per-node",
+        str(allocation.of_each_node),
+    ]
     command = [*agent, *meeting, "--tee", "3", "--log-dir", quoted(str(folder / "logs")), *map(quoted, target)]
     variables = {PREFIX_VARIABLE: PREFIX_TEMPLATE, "PYTHONUNBUFFERED": "1", **environment}
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=gpulab",
-        f"#SBATCH --nodes={asked.nodes}",
+        f"#SBATCH --nodes={allocation.nodes}",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --time={asked.minutes}",
+        f"#SBATCH --time={allocation.minutes}",
         *([f"#SBATCH --array=0-{tasks - 1}"] if tasks > 1 else []),
         "",
         f"unset {' '.join((VARIABLE, *OF_THE_KERNEL))}",
@@ -138,32 +149,32 @@ def outputs(folder: Path, tasks: int = 1) -> list[Path]:
     return [folder / "output.txt"] if tasks == 1 else [folder / f"output-{task}.txt" for task in range(tasks)]
 
 
-def submit_words(asked: Allocation, script: Path, tasks: int = 1) -> list[str]:
+def submit_words(allocation: Allocation, script: Path, tasks: int = 1) -> list[str]:
     """The command that submits it: what may have spaces stands here, for a `#SBATCH` line knows no quotes."""
     folder = str(script.parent).replace("%", "%%")
     output = f"{folder}/output.txt" if tasks == 1 else f"{folder}/output-%a.txt"
-    return ["sbatch", "--parsable", f"--output={output}", *asked.words, str(script)]
+    return ["sbatch", "--parsable", f"--output={output}", *allocation.words, str(script)]
 
 
 def submit(words: Sequence[str]) -> Submitted:
     """Hand a batch script to Slurm. Raises UsageError with Slurm's own words."""
-    said = _slurm(*words)
-    numbers = _NUMBER.findall(said.stdout)
-    if said.returncode or not numbers:
-        why = (said.stderr.replace("sbatch: error: ", "") or said.stdout).strip()
+    result = _slurm(*words)
+    numbers = _NUMBER.findall(result.stdout)
+    if result.returncode or not numbers:
+        why = (result.stderr.replace("sbatch: error: ", "") or result.stdout).strip()
         raise UsageError(f"Slurm rejected the job: {why} Change --sbatch, --nodes or --time.")
     return Submitted(*numbers[-1])
 
 
-def look(job: Submitted) -> Job | None:
+def poll(job: Submitted) -> Job | None:
     """Where a job stands; None where Slurm does not answer just now. An array is over when all of its tasks are."""
-    asked = ["--noheader", "--states=all", "--jobs", job.number, "--format=%T|%r"]
-    said = _slurm("squeue", *job.place, *asked)
-    lines = [line for line in said.stdout.splitlines() if "|" in line]
-    if said.returncode == 0 and lines:
+    options = ["--noheader", "--states=all", "--jobs", job.number, "--format=%T|%r"]
+    result = _slurm("squeue", *job.place, *options)
+    lines = [line for line in result.stdout.splitlines() if "|" in line]
+    if result.returncode == 0 and lines:
         jobs = [Job(state, reason) for state, _, reason in (line.strip().partition("|") for line in lines)]
         return min(jobs, key=lambda job: (job.is_over, job.state != "RUNNING", job.state == "COMPLETED"))
-    if "Invalid job id" in said.stderr or (said.returncode == 0 and not lines):
+    if "Invalid job id" in result.stderr or (result.returncode == 0 and not lines):
         return Job("COMPLETED")  # long ago: it has left Slurm's list
     return None
 
@@ -194,9 +205,9 @@ class SlurmProcesses:
         self.job = Job("PENDING")
         self._submitted = submitted
         self._files = [GrowingFile(output) for output in outputs]
-        self._asked_s = 0.0
+        self._last_query_s = 0.0
         self._answered_s = time.monotonic()
-        self._is_given_up = False
+        self._gives_up = False
 
     @property
     def status_words(self) -> str:
@@ -211,13 +222,13 @@ class SlurmProcesses:
         return not self.job.is_over
 
     def lines(self) -> Iterator[Line | None]:
-        """What is printed, until the job is over; None after each look."""
+        """What is printed, until the job is over; None after each read."""
         while not self.job.is_over:
-            self._ask()
+            self._query()
             yield from self._new_lines()
             yield None
             if not self.job.is_over:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
         yield from self._new_lines()
         for file in self._files:
             yield from (line_of(text, is_error=False) for text in file.rest())
@@ -230,21 +241,21 @@ class SlurmProcesses:
         """Cancel what is not over, and wait for no answer."""
         if not self.job.is_over:
             cancel(self._submitted)
-            self._is_given_up = True
+            self._gives_up = True
 
     def end(self) -> str:
         """Wait until it is over. Returns Slurm's word for it."""
-        while not self.job.is_over and not (self._is_given_up and time.monotonic() - self._answered_s > SILENT_S):
-            self._ask()
-            time.sleep(LOOK_S)
+        while not self.job.is_over and not (self._gives_up and time.monotonic() - self._answered_s > SILENT_S):
+            self._query()
+            time.sleep(POLL_S)
         return self.job.words
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         now_s = time.monotonic()
-        if now_s - self._asked_s < ASK_S:
+        if now_s - self._last_query_s < QUERY_S:
             return
-        self._asked_s = now_s
-        job = look(self._submitted)
+        self._last_query_s = now_s
+        job = poll(self._submitted)
         if job is not None:
             self.job, self._answered_s = job, time.monotonic()
 

@@ -28,7 +28,7 @@ from gpulab.knobs.catalogue import parse_settings
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observation import Observation
 from gpulab.knobs.observer import SAMPLES, Observer, observe
-from gpulab.knobs.variable_reads import watching
+from gpulab.knobs.variable_reads import observing_reads
 from gpulab.knobs.variables import setting_names
 from gpulab.run import Change, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
@@ -86,7 +86,7 @@ class Execution:
                 return
             if "torch" in sys.modules:  # over the knobs: it sees loaders before they change them
                 self.observed = stack.enter_context(observe(module_calls))
-            lines, reads = stack.enter_context(watching(namespace, variables))
+            lines, reads = stack.enter_context(observing_reads(namespace, variables))
             self.effects.update(reads)
             yield self.code.through(lines) if reads else self.code
 

@@ -18,7 +18,7 @@ from gpulab.analysis.steps import select
 from gpulab.errors import UsageError
 from gpulab.formatting import settings_words, while_s
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
-from gpulab.knobs.knob import written
+from gpulab.knobs.knob import setting_text
 from gpulab.knobs.variables import Plain, Variables
 from gpulab.options import (
     DEFAULT_BUDGET_S,
@@ -51,7 +51,7 @@ class Arm(Struct, frozen=True):
 
     @property
     def texts(self) -> dict[str, str]:
-        return {k: written(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
+        return {k: setting_text(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
 
 
 def check_plan(plan: Plan) -> None:

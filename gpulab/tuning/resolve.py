@@ -15,7 +15,7 @@ from gpulab.errors import UsageError
 from gpulab.knobs import catalogue, variable_reads, variables
 from gpulab.knobs.description import main_can_be_imported, observed_loader, observed_module, start_method
 from gpulab.knobs.edits import Edit, edit
-from gpulab.knobs.knob import Kind, Knob, KnobEffects, Value, written
+from gpulab.knobs.knob import Kind, Knob, KnobEffects, Value, setting_text
 from gpulab.knobs.loader_options import UNFIT_FOR_SPAWN, with_settings
 from gpulab.knobs.observation import Observation, ObservedModule
 from gpulab.knobs.variables import Plain, Variables, is_plain, walk
@@ -45,7 +45,7 @@ class Setting(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return str(self.value) if self.knob is None else written(self.value)
+        return str(self.value) if self.knob is None else setting_text(self.value)
 
     @property
     def is_current(self) -> bool:
@@ -272,7 +272,7 @@ class Objects:
 
         `settings`: those that are set together.
         """
-        if why := knob.refused_here(value):
+        if why := knob.machine_refuses(value):
             return why
         if knob.kind == "DataLoader option":
             reasons = [knob.refuses(with_settings(loader, settings), value) for loader in self._loaders]
@@ -305,7 +305,7 @@ def _is_kind(value: object, kind: type) -> bool:
 
 
 def _change(setting: Setting, observation: Observation | None, by_name: Mapping[str, KnobEffects], run: Run) -> Change:
-    knob, show = setting.knob, str if setting.knob is None else written
+    knob, show = setting.knob, str if setting.knob is None else setting_text
     change = Change(
         name=setting.name,
         value=setting.text,
@@ -325,7 +325,7 @@ def _change(setting: Setting, observation: Observation | None, by_name: Mapping[
         result = knob.verify(observation, setting.knob_value, effects, run)
     except Exception as e:  # a fault of ours must not cost the run its report
         return replace(change, state="cannot tell", evidence=f"gpulab failed to check it ({type(e).__name__}: {e})")
-    more = (words for words in (*effects.refused, *effects.notes) if words not in result.evidence)
+    more = (words for words in (*effects.refusals, *effects.notes) if words not in result.evidence)
     return replace(change, state=result.state, evidence="; ".join(dict.fromkeys([result.evidence, *more])))
 
 
@@ -337,9 +337,9 @@ def _with_evidence(change: Change, setting: Setting, bare: Observation, imagined
     value, acted = setting.knob_value, change.state == "took effect"
     if not change.found and knob.kind == "DataLoader option":
         before = knob.value_in(bare)
-        change = replace(change, found="" if before is None else written(before))
+        change = replace(change, found="" if before is None else setting_text(before))
     elif not change.found and isinstance(value, bool) and acted:
-        change = replace(change, found=written(not value))
+        change = replace(change, found=setting_text(not value))
     why = knob.refuses(imagined, value)
     if not why or (acted and knob.kind == "DataLoader option"):
         return change

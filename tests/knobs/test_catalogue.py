@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpulab.diagnosis.catalogue import kinds
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, decide, grid, knobs_against, parse_settings, parse_sweeps, parsed_value
-from gpulab.knobs.knob import written
+from gpulab.knobs.knob import setting_text
 from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import Variables
 from tests.knobs.scenes import NOTHING, SCENE
@@ -32,9 +32,11 @@ def anything(name: str) -> bool:
 def test_what_a_knob_says_of_itself_is_consistent(name: str) -> None:
     knob = KNOBS[name]
     assert knob.name == name and knob.title and knob.help and "\n" not in knob.help
-    assert all(knob.parse(written(value)) == value for value in knob.options)
+    assert all(knob.parse(setting_text(value)) == value for value in knob.options)
     for value in knob.options:
-        assert all(parse_settings([f"{name}={text}"], none) == {name: value} for text in (str(value), written(value)))
+        assert all(
+            parse_settings([f"{name}={text}"], none) == {name: value} for text in (str(value), setting_text(value))
+        )
     assert set(knob.needs) <= set(KNOBS)
     assert set(knob.helps_against) <= {kind.key for kind in kinds()}, "findings that it helps against have other keys"
     assert not (knob.same_training and (knob.changes_training or knob.changes_steps))

@@ -242,7 +242,7 @@ def test_options_combine_in_any_order(order: tuple[Knob, ...]) -> None:
         assert (iterator._num_workers, iterator._prefetch_factor, iterator._persistent_workers) == (1, 3, True)
         assert [len(x) for x, _ in iterator] == [13, 13]
         assert len(loader) == 2
-    assert all(log.counts["loaders"] == 1 and not log.refused for log in logs.values())
+    assert all(log.counts["loaders"] == 1 and not log.refusals for log in logs.values())
     assert len(loader) == 7
 
 
@@ -332,7 +332,7 @@ def test_an_iterable_dataset_is_left_and_another_changed() -> None:
         assert [len(x) for x in DataLoader(Counting(), 4)] == [4] * 6 + [2]
         assert len(next(iter(plain()))[0]) == 2
     for log in logs.values():
-        assert "IterableDataset" in log.refused[0] and len(log.refused) == log.counts["loaders"] == 1
+        assert "IterableDataset" in log.refusals[0] and len(log.refusals) == log.counts["loaders"] == 1
 
 
 def test_what_cannot_be_is_left_as_it_is_with_the_reason() -> None:
@@ -350,7 +350,7 @@ def test_what_cannot_be_is_left_as_it_is_with_the_reason() -> None:
         count = len(loader)
         with knob.applied(value) as log:
             assert len(list(loader)) == count
-        assert words in log.refused[0]
+        assert words in log.refusals[0]
 
 
 # -- took it effect? ---

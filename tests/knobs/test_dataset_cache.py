@@ -87,7 +87,7 @@ def test_items_come_from_memory_and_are_the_same(kind: type[Counted], workers: i
         dataset.make = None  # type: ignore[attr-defined] # from here on only memory can answer
         assert story(loader) == expected
     assert seen == expected
-    assert log.counts["loaders"] == 1 and not log.refused
+    assert log.counts["loaders"] == 1 and not log.refusals
     assert "20 items" in log.notes[0] and log.preparation_s > 0
     assert loader.dataset is dataset
 
@@ -114,7 +114,7 @@ def test_filled_once_for_all_blocks_and_dropped_at_the_end(cache: DatasetCache) 
     assert log.notes
     del loader, dataset
     gc.collect()
-    assert not cache._kept.values()
+    assert not cache._items_by_dataset.values()
 
 
 own = np.random.default_rng(1)
@@ -140,7 +140,7 @@ def test_random_augmentation_is_refused_and_data_stay(kind: str, cache: DatasetC
     expected = seeded()
     with cache.applied(True) as log:
         seen = seeded()
-    assert "random augmentation" in log.refused[0] and "loaders" not in log.counts
+    assert "random augmentation" in log.refusals[0] and "loaders" not in log.counts
     if kind != "its own":  # whose random numbers nobody else can put back
         assert seen == expected
 
@@ -170,11 +170,11 @@ def test_too_large_or_too_slow_is_refused_with_the_figure(
     monkeypatch.setattr(dataset_cache, "PROBED", probed or dataset_cache.PROBED)
     with cache.applied(True) as log:
         data(loader)
-    assert re.search(words, log.refused[0]) and not cache._kept.values()
+    assert re.search(words, log.refusals[0]) and not cache._items_by_dataset.values()
     asked = loader.dataset.asked  # type: ignore[attr-defined]
     with cache.applied(True) as log:  # the next block
         next(iter(loader))
-    assert log.refused and loader.dataset.asked == asked + batch  # type: ignore[attr-defined]
+    assert log.refusals and loader.dataset.asked == asked + batch  # type: ignore[attr-defined]
 
 
 def test_workers_that_are_not_forked_need_the_memory_once_each(
@@ -187,7 +187,7 @@ def test_workers_that_are_not_forked_need_the_memory_once_each(
     assert dataset_cache._copies(DataLoader(dataset, 4, num_workers=1, multiprocessing_context="fork"), 3) == 0
     with WORKERS.applied(0), cache.applied(True) as log:
         data(spawning)
-    assert not log.refused
+    assert not log.refusals
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_datasets_that_cannot_be_cached(make: Callable[[], DataLoader[Any]], wor
     loader = make()
     with cache.applied(True) as log:
         next(iter(loader))
-    assert words in log.refused[0]
+    assert words in log.refusals[0]
 
 
 def test_an_item_changed_by_collate_is_whole_next_epoch(cache: DatasetCache) -> None:

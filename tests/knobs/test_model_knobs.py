@@ -106,7 +106,7 @@ def test_layout_of_shared_weights_and_other_modules_stays() -> None:
     with CHANNELS_LAST.applied(True) as log:
         model(torch.ones(1, 3, 4, 4))
         nn.LayerNorm(4)(torch.ones(1, 3, 4, 4))
-    assert log.counts == {"inputs": 1} and "larger tensor" in log.refused[0]
+    assert log.counts == {"inputs": 1} and "larger tensor" in log.refusals[0]
     assert layer.weight.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
@@ -201,7 +201,7 @@ def test_blocks_after_the_first_compile_nothing_anew(light_compiler: None, make:
         with COMPILE.applied("default") as log:
             out = model(torch.ones(1, 3, 6, 6))
             nn.MSELoss()(out, torch.zeros_like(out)).backward()
-            assert log.counts == {"modules compiled": 1} and not log.refused
+            assert log.counts == {"modules compiled": 1} and not log.refusals
         model(torch.ones(1, 3, 6, 6))
         graphs.append(stats["unique_graphs"])
     assert graphs[1] > graphs[0] and graphs[1] == graphs[2] == graphs[3]
@@ -246,7 +246,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_is_said(monkeypatch: pytest.M
         cell.run()
     plain.run()
     COMPILE.forget()
-    assert same(cell.weights, plain.weights, exactly=True) and "no such instruction" in log.refused[0]
+    assert same(cell.weights, plain.weights, exactly=True) and "no such instruction" in log.refusals[0]
     assert COMPILE.verify(SCENE, "default", log, plain_run).state == "no effect"
     assert "_compiled_call_impl" not in vars(cell.model)
 

@@ -63,7 +63,7 @@ def test_fused_trains_as_an_optimizer_built_so_and_is_taken_back(
         assert all(bool(group["fused"]) is value for group in cell.optimizer.param_groups)
     plain.run()
     built.run()
-    assert log.counts == {"optimizers": 1} and not log.refused
+    assert log.counts == {"optimizers": 1} and not log.refusals
     assert looks(cell.optimizer) == looks(plain.optimizer)
     if not trained_before:  # else their first steps were computed differently
         assert same(cell.weights, built.weights, exactly=True)
@@ -116,13 +116,13 @@ def test_fused_refuses_what_cannot_be_and_leaves_it_alone(plain_run: Run) -> Non
     for kind, options, reason in cases:
         with FUSED_OPTIMIZER.applied(True) as log:
             optimizer, groups = step_with(kind, **options)
-        assert reason in log.refused[0] and not log.counts and looks(optimizer)[0] == groups  # type: ignore[index]
+        assert reason in log.refusals[0] and not log.counts and looks(optimizer)[0] == groups  # type: ignore[index]
         assert FUSED_OPTIMIZER.verify(SCENE, True, log, plain_run).state == "no effect"
     sparse = nn.Embedding(3, 2, sparse=True)
     with FUSED_OPTIMIZER.applied(True) as log:
         sparse(torch.tensor([1])).sum().backward()
         torch.optim.SGD(sparse.parameters(), lr=0.1).step()
-    assert "sparse" in log.refused[0]
+    assert "sparse" in log.refusals[0]
 
 
 def test_fused_verifies_itself_by_the_trace(seen: Observation, plain_run: Run) -> None:

@@ -126,17 +126,17 @@ def test_a_model_that_compiles_for_ever_runs_as_written(
         assert torch.equal(model(x, 3000), expected)
         assert torch.equal(model(x, 3000), expected), "it is not tried again"
     knob.forget()
-    assert len(effects.refused) == 1 and effects.refused[0].startswith("Unrolled did not compile within ")
+    assert len(effects.refusals) == 1 and effects.refusals[0].startswith("Unrolled did not compile within ")
     assert "_compiled_call_impl" not in vars(model)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     with knob.applied("default") as effects:
         model(x, 1)
-        assert not effects.refused
+        assert not effects.refusals
         with ending():
             assert torch.equal(model(x, 3000), expected), "a later call that compiles anew is ended, too"
         another(x)
     knob.forget()
-    assert len(effects.refused) == 1 and effects.counts == {"modules compiled": 1}, "the time is over for others, too"
+    assert len(effects.refusals) == 1 and effects.counts == {"modules compiled": 1}, "the time is over for others, too"
 
 
 def test_a_profile_function_works_afterwards() -> None:

@@ -88,7 +88,7 @@ def test_anothers_profile_function_stays() -> None:
 
     sys.setprofile(theirs)
     try:
-        with variable_reads.watching({"x": 2}, {"x": 2}):
+        with variable_reads.observing_reads({"x": 2}, {"x": 2}):
             assert sys.getprofile() is theirs
     finally:
         sys.setprofile(None)
@@ -96,7 +96,7 @@ def test_anothers_profile_function_stays() -> None:
 
 def test_own_lines_assign_and_delete_in_the_namespace() -> None:
     namespace: dict[str, Any] = {"x": 2, "z": 1}
-    with variable_reads.watching(namespace, {"x": 2}) as (lines, _):
+    with variable_reads.observing_reads(namespace, {"x": 2}) as (lines, _):
         Code.of_text("import math as m\ny = x\ndel z\ndef f():\n    return y\nw = f()", namespace).through(lines).run()
     assert namespace["w"] == 2 and "z" not in namespace and namespace["m"].pi
 
@@ -105,6 +105,6 @@ def test_a_function_as_code() -> None:
     namespace: dict[str, Any] = {"x": 2}
     exec(FUNCTION, namespace)
     code = Code.of_function(namespace["f"])
-    with variable_reads.watching(code.namespace, {"x": 2}) as (lines, logs):
+    with variable_reads.observing_reads(code.namespace, {"x": 2}) as (lines, logs):
         code.through(lines).run()
     assert logs["x"].notes == ["f ran, which reads the variable"]

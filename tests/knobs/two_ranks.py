@@ -123,7 +123,7 @@ def main() -> dict[str, object]:
         return wrapped
 
     _, model, effects = under(COMM_HOOK, "fp16", lambda: train(with_own_hook))
-    found["own_hook"] = [len(model._comm_hooks), effects.refused]
+    found["own_hook"] = [len(model._comm_hooks), effects.refusals]
     after, model, effects = under(LOCAL_SGD, 4, train)
     found["local_sgd"] = [
         largest_difference(averaged_by_hand(4), after),

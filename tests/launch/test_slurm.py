@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulab.errors import UsageError
-from gpulab.launch.slurm import Allocation, Job, Submitted, batch_script, look, submit, submit_words
+from gpulab.launch.slurm import Allocation, Job, Submitted, batch_script, poll, submit, submit_words
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
 from tests.api.test_cell_ranks import SETUP
@@ -131,7 +131,7 @@ def test_a_script_under_srun_joins_by_itself(on_path: None, tmp_path: Path, own_
 
 def test_without_slurm_it_says_where_slurm_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for ask in (lambda: submit(["sbatch", "job.sbatch"]), lambda: look(Submitted("7"))):
+    for ask in (lambda: submit(["sbatch", "job.sbatch"]), lambda: poll(Submitted("7"))):
         with pytest.raises(UsageError, match="run it on a login node"):
             ask()
 

@@ -28,7 +28,7 @@ from gpulab.diagnosis.finding import Finding, RuleContext, Undetermined
 from gpulab.errors import UsageError
 from gpulab.intervals import EMPTY, joined, union, union_of
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.knob import written
+from gpulab.knobs.knob import setting_text
 from gpulab.prediction.batches import fitted
 from gpulab.prediction.predict import PREDICTORS, Predictor, _telling, predict
 from gpulab.prediction.prediction import Prediction, PriorEvidence
@@ -76,7 +76,7 @@ def timed(known: Facts, *, batch_ms: float, read_ms: float, waited: float = 0.0,
 
 
 def ratio_of(known: Facts, **settings: object) -> float:
-    found = predict(known, {name: written(value) for name, value in settings.items()})
+    found = predict(known, {name: setting_text(value) for name, value in settings.items()})
     assert found.ratio is not None and found.interval is not None, found.refused
     assert found.interval[0] <= found.ratio <= found.interval[1]
     assert found.basis
@@ -84,7 +84,7 @@ def ratio_of(known: Facts, **settings: object) -> float:
 
 
 def interval_of(known: Facts, prior: PriorEvidence | None = None, **settings: Any) -> tuple[float, float]:
-    found = predict(known, {name: written(value) for name, value in settings.items()}, prior or PriorEvidence())
+    found = predict(known, {name: setting_text(value) for name, value in settings.items()}, prior or PriorEvidence())
     assert found.interval is not None, found.refused
     return found.interval
 
@@ -113,7 +113,7 @@ def test_only_knobs_have_a_formula_or_a_reason() -> None:
 def test_whatever_the_run_the_answer_is_a_figure_or_a_reason(case: str) -> None:
     known, sizes = synthetic.cases()[case].facts, PriorEvidence(sizes={8: (100.0, None), 16: (150.0, 5)})
     for name, value in ((n, v) for n in KNOBS for v in (*KNOBS[n].options, 0, 3, "nonsense")):
-        made_of_it = predict(known, {name: written(value)}, sizes)
+        made_of_it = predict(known, {name: setting_text(value)}, sizes)
         if made_of_it.refused:
             assert made_of_it.ratio is None and made_of_it.interval is None
             assert not made_of_it.refused.endswith(".")

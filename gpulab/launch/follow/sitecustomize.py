@@ -10,7 +10,7 @@ import sys
 
 
 def _follow() -> None:
-    given = os.environ.pop("GPULAB_FOLLOW", "")
+    record_options = os.environ.pop("GPULAB_FOLLOW", "")
     here = os.path.dirname(os.path.abspath(__file__))
     rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and os.path.abspath(p) != here]
     if rest:
@@ -26,11 +26,11 @@ def _follow() -> None:
     is_rank = rank.isdecimal() and (rank != "0" or "TORCHELASTIC_RUN_ID" in os.environ)
     is_script = bool(words) and words[0].endswith(".py") and os.path.isfile(words[0])
     is_module = len(words) > 1 and words[0] == "-m" and words[1] != "gpulab"
-    if given and is_rank and (is_script or is_module) and _has_gpulab():
-        command = [sys.executable, *options, "-m", "gpulab", "record", *given.split("\n"), *words]
+    if record_options and is_rank and (is_script or is_module) and _has_gpulab():
+        command = [sys.executable, *options, "-m", "gpulab", "record", *record_options.split("\n"), *words]
         os.execv(sys.executable, command)
-    if given:  # no rank: its own children may be some
-        os.environ["GPULAB_FOLLOW"] = given
+    if record_options:  # no rank: its own children may be some
+        os.environ["GPULAB_FOLLOW"] = record_options
         os.environ["PYTHONPATH"] = os.pathsep.join([here, *rest])
 
 
