@@ -28,6 +28,7 @@ from gpulab.api.experiment import HINT, ending, remember_experiment
 from gpulab.api.runs_command import runs
 from gpulab.devices.machine import usable_cores
 from gpulab.errors import StoreError, UsageError
+from gpulab.formatting import plural
 from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
 from gpulab.run import Ranks
 from gpulab.store.files import replace_whole, write_whole
@@ -228,25 +229,24 @@ class RanksSweep(Struct, frozen=True):
         times: dict[int, list[float]] = {count: [] for count in self.counts}
         rounds, began_s, stopped = self.rounds or ROUNDS, time.monotonic(), False
         numbers = random.Random()  # of its own: the user's numbers stay where they are
+        total = rounds * len(self.counts)
         with Progressing(None) as progressing:
-            for number in range(rounds):
-                order = numbers.sample(self.counts, len(self.counts))
-                for place, count in enumerate(order):
-                    done, elapsed_s = number * len(order) + place, time.monotonic() - began_s
-                    about_s = elapsed_s / done * rounds * len(order) if done else None
-                    what = f"round {number + 1} of {rounds}: {count} rank{'s' if count > 1 else ''}"
-                    progressing.tell(
-                        Progress(what, done, rounds * len(order), None, elapsed_s=elapsed_s, about_s=about_s)
-                    )
-                    try:
-                        ranks = replace(self.cell, ranks=count).record(quiet=number > 0)
-                    except Interrupted:
-                        stopped = True
+            for done in range(total):
+                number, place = divmod(done, len(self.counts))
+                elapsed_s = time.monotonic() - began_s
+                if not place:
+                    if done and elapsed_s + elapsed_s / number > self.limit_s:
                         break
-                    times[count].append(_step_us(ranks))
-                spent_s = time.monotonic() - began_s
-                if stopped or spent_s + spent_s / (number + 1) > self.limit_s:
+                    order = numbers.sample(self.counts, len(self.counts))
+                about_s = elapsed_s / done * total if done else None
+                what = f"round {number + 1} of {rounds}: {plural(order[place], 'rank')}"
+                progressing.tell(Progress(what, done, total, None, elapsed_s=elapsed_s, about_s=about_s))
+                try:
+                    ranks = replace(self.cell, ranks=order[place]).record(quiet=number > 0)
+                except Interrupted:
+                    stopped = True
                     break
+                times[order[place]].append(_step_us(ranks))
             view = ScalingView(
                 scaling({count: t for count, t in times.items() if t}),
                 min((len(t) for t in times.values() if t), default=0),

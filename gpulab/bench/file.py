@@ -29,13 +29,13 @@ class _Document(Struct, frozen=True):
 
 
 def path_of(code: str) -> Path:
-    """Of the bench of this cell; `$GPULAB_DIR/benches`, beside the runs."""
+    """The file of this cell's bench, in `$GPULAB_DIR/benches`, beside the runs."""
     key = hashlib.sha256(code.strip().encode()).hexdigest()[:16]
     return default_root().parent / FOLDER / f"{key}.json"
 
 
 def load(code: str) -> tuple[Bench, str]:
-    """The bench of this cell and why a stored one could not be read; a new one where there is none."""
+    """The bench of this cell, new where none is stored, and why a stored one could not be read."""
     code = plain_text(code)
     path, empty = path_of(code), Bench(code)
     try:
@@ -64,7 +64,7 @@ def latest() -> Bench | None:
 
 
 def save(bench: Bench) -> str:
-    """Keep it, for each text that its cell has had. Returns why that failed; empty: it did not."""
+    """Save the bench under each text of its cell. Returns the reason of a failure, or an empty text."""
     document = msgspec.json.encode(_Document(SCHEMA, bench, os.environ.get(NOTEBOOK, "")))
     try:
         for path in map(path_of, (*bench.texts, bench.code)):

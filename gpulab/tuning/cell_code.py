@@ -186,13 +186,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupt(Struct):
-    """`error` is what it raised, or would have raised in the user's code; None: none came."""
+    """Whether an interrupt came: `error` is what it raised, or would have raised in the user's code."""
 
     error: BaseException | None = None
 
 
 class _Now(Struct):
-    """Of the main thread, to which interrupts come: whether the user's code is running there, and the last one."""
+    """The main thread's state: whether it runs the user's code, and when the last interrupt came."""
 
     in_code: bool = False
     last_s: float | None = None

@@ -83,7 +83,7 @@ Proposal = Candidate | Skip | None
 
 
 def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Skip]]:
-    """What to try, the most promising first, and what to skip, with the reason.
+    """The candidates, the most promising first, and what to skip, with the reason.
 
     First what the findings themselves propose, by the time that it would give back; where nothing of that is left,
     other knobs against the same causes; then findings that wait for another, against which nothing is left. `predict`
@@ -195,7 +195,7 @@ def promising(screening: Experiment, arms: Sequence[Candidate]) -> tuple[list[Ca
 
 
 def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:
-    """Options of the DataLoader that a later one may have made needless: without them, what is it like?
+    """Candidates that set back an option of the DataLoader which a later one may have made needless.
 
     A cache, for one, makes workers a burden: each batch then only travels between processes.
     """
@@ -214,7 +214,7 @@ def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list
 
 
 def together(state: ClimbState, predict: Predict) -> list[Candidate]:
-    """All at once what looked faster and was not so for certain: small gains add up to one that blocks can tell."""
+    """One candidate of all settings that seemed faster without certainty: together, small gains may be measurable."""
     hopeful: dict[str, Plain] = {}
     unsure = [(t.ratio, t.settings) for t in state.trials if t.outcome == "unsure" and t.ratio is not None]
     for ratio, settings in sorted(unsure, key=lambda pair: -pair[0]):  # of two values of a knob the faster one
@@ -233,7 +233,7 @@ def _gain_us(finding: Finding | None, prediction: Prediction, state: ClimbState)
 
 
 def step_times(facts: Facts, cores: float) -> StepTimes:
-    """By which a knob tells its next values."""
+    """The times from which a knob derives its next values."""
     step, wait = facts.typical_step_us, facts.data_wait_us
     return StepTimes(cores, step.median if step is not None else 0.0, wait.median if wait is not None else None)
 
@@ -242,7 +242,7 @@ def step_times(facts: Facts, cores: float) -> StepTimes:
 
 
 def _now(name: str, state: ClimbState) -> Plain | None:
-    """The value that the base or the baseline has."""
+    """The present value: that of the base, else of the baseline."""
     if name in state.base:
         return state.base[name]
     return KNOBS[name].value_in(state.observation) if name in KNOBS else None
@@ -258,7 +258,7 @@ def _is_repeat(settings: Mapping[str, Plain], state: ClimbState) -> bool:
 
 
 def _worth_another_try(new: Mapping[str, Plain], state: ClimbState, *, is_own: bool) -> bool:
-    """It was not tried yet; or it brought nothing, the base has changed since and a finding proposes it again."""
+    """True for a new setting; also where a finding proposes one again on another base after it brought nothing."""
     before = [trial for trial in state.trials if trial.settings == new]
     again = is_own and not _is_repeat(new, state) and all(trial.outcome in _AGAIN for trial in before)
     return not before or again
@@ -285,7 +285,7 @@ def _refusal(new: Mapping[str, Plain], state: ClimbState) -> str:
 
 
 def _next_values(knob: Knob, state: ClimbState) -> Iterator[Value]:
-    """Values not tried yet, in order; of numbers none beyond one that brought nothing: the way up ends there."""
+    """Values not tried yet, in order. Numbers stop below the first one that brought nothing."""
     now = _now(knob.name, state)
     trials = [(t.settings[knob.name], t.outcome) for t in state.trials if knob.name in t.settings]
     lost = [old for old, outcome in trials if outcome != "kept" and _is_number(old)]
@@ -305,14 +305,14 @@ KEEPING = ("same", "within the band")
 
 
 class Judgement(Struct, frozen=True):
-    """What becomes of a try, and why: a sentence without a full stop."""
+    """The outcome of a try, and why: a sentence without a full stop."""
 
     outcome: Outcome
     words: str
 
 
 def early_judgement(comparison: Comparison, names: Collection[str]) -> Judgement | None:
-    """What one full run of a try is enough to tell; None: it takes blocks. `names` are the knobs that it set."""
+    """The outcome that a single full run settles; None: blocks are needed. `names` are the knobs that it set."""
     if comparison.b.failure:
         return Judgement("failed", comparison.b.failure)
     broken = broken_loss(comparison.a.losses, comparison.b.losses)
@@ -396,7 +396,7 @@ def _not_faster(comparison: Comparison) -> Judgement:
 
 
 def _memory_share(side: Side) -> float:
-    """Of the device's memory; 0 where it is not known."""
+    """The peak as a fraction of the device's memory; 0 where unknown."""
     memory = side.facts.run.memory if side.facts is not None else None
     if memory is None or not memory.total_bytes:
         return 0.0
@@ -404,7 +404,7 @@ def _memory_share(side: Side) -> float:
 
 
 def _without_loss(names: Collection[str], allow: Collection[str]) -> Judgement:
-    """A loss that cannot be compared allows only what cannot change it."""
+    """The outcome where losses cannot be compared: only what cannot change the training is kept."""
     changing = [name for name in names if name not in KNOBS or not KNOBS[name].same_training]
     if not changing:
         return Judgement("kept", "faster; the loss could not be compared, and this changes only how data arrives")

@@ -1,4 +1,4 @@
-"""What a climb was allowed to do, what it tried and what came of it: the record that its views lay out."""
+"""The record of a climb: its bounds, its attempts with their outcomes, and the final comparison."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Skip(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt: what was set on top of all that was kept before, why, and what came of it.
+    """One attempt: the settings on top of all that was kept before, the reason, and the outcome.
 
     `back` are knobs that were kept and are tried at the baseline again; `settings` then has their values there.
     `comparison` is the interleaved one of all kept settings (A) with the new ones on top (B); None where it was stopped

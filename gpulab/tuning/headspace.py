@@ -1,4 +1,4 @@
-"""How much faster a cell could be if its data cost nothing: the differential test, in blocks in turn.
+"""The headspace test: how much faster a cell would be if loading its data took no time, by interleaved blocks.
 
 definitions.md, "Headspace" (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021,
 section 4): batches that are already on the device give the ideal step; real data, whose files the system holds in
@@ -33,7 +33,7 @@ NO_LOADER = "The cell uses no DataLoader: there is no loading to measure."
 
 
 class Headspace(Struct, frozen=True):
-    """What came out. Times are µs per step; None is not measurable, and `reasons` says why, by "ideal" or "cold".
+    """The result. Times are µs per step; None is not measurable, and `reasons` says why, by "ideal" or "cold".
 
     `ceiling` is how many times as fast the cell would be with a perfect loader, `interval` its 95 % interval; neither
     is below 1. `preparation_us` and `fetch_us` are what each stall adds to a step. `verdicts` has "ideal" and "cold":
@@ -55,7 +55,7 @@ class Headspace(Struct, frozen=True):
 
     @property
     def certain(self) -> frozenset[str]:
-        """Of "ideal" and "cold" those that differ for certain, in the direction that can be."""
+        """Those of "ideal" and "cold" that differ for certain, in the only possible direction."""
         expected: dict[str, Verdict] = {"ideal": "faster", "cold": "slower"}
         return frozenset(name for name, said in self.verdicts.items() if said == expected[name])
 
@@ -69,7 +69,7 @@ class Headspace(Struct, frozen=True):
 
 
 class Differential(Runner):
-    """Runs the test. `headspace` gives what came out; `stop`, from any thread, ends it at the next step boundary.
+    """Runs the test. `headspace` gives the result; `stop`, from any thread, ends it at the next step boundary.
 
     The user's state is put back before each run and at the end, as by `Runner`. `error`: what ended it early.
     """
@@ -128,17 +128,17 @@ class Differential(Runner):
         )
 
     def _check(self) -> None:
-        """Its arms are no knobs."""
+        """Nothing to check: its arms are no knobs."""
 
     @property
     def _full_run_count(self) -> int:
-        """Of the baseline only."""
+        """Only the baseline has a full run."""
         return 1
 
     # -- the arms ------------------------------------------------------------------------------------------------
 
     def _make_ready(self, arm: Arm, observation: Observation) -> Any:
-        """No run with its trace: the blocks alone tell."""
+        """The arm runs in blocks only, without a full run."""
         ready = super()._make_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
         ready.arm, ready.execution = arm, Execution(self._code, within=ways[arm.label])
@@ -174,7 +174,7 @@ class Differential(Runner):
             super()._run_blocks()
 
     def _prepare_ideal(self, run: Run, size: schedule.Size) -> None:
-        """Where the cell cannot take batches that are on the device already, they are kept in the host's memory."""
+        """Try batches on the device; where the cell cannot take them, batches in host memory."""
         arm = next(a for a in self._arms if a.arm is IDEAL)
         places = dict.fromkeys((_torch_name(run.device), "cpu"))
         for place in places:
@@ -195,7 +195,7 @@ class Differential(Runner):
         self._notes.append(f"The cell cannot run on kept batches ({arm.failure}).")
 
     def _prepare_cold(self, run: Run, size: schedule.Size) -> None:
-        """See which files the first steps read: all runs read the same ones."""
+        """Log which files the first steps read: all runs read the same ones."""
         arm = next(a for a in self._arms if a.arm is COLD)
         log = headspace_data.FileLog()
 
@@ -214,7 +214,7 @@ class Differential(Runner):
     def _probe(
         self, within: Callable[[], AbstractContextManager[object]], size: schedule.Size, what: str
     ) -> Exception | None:
-        """One short run that does not count; what it raised."""
+        """One short run that does not count. Returns the exception that it raised."""
         self._tell(Progress(what, 0, 1, None))
         if not self._restore():
             return None
@@ -232,7 +232,7 @@ def _torch_name(device: Device) -> str:
 
 
 def _ratio(comparison: Comparison | None) -> float | None:
-    """Of blocks in turn only."""
+    """The ratio, of interleaved blocks only."""
     if comparison is None or comparison.evidence != "interleaved" or not comparison.pairs:
         return None
     return comparison.ratio

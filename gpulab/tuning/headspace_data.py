@@ -1,4 +1,4 @@
-"""The data of the headspace test: batches that are on the device already, and files read from the disk again.
+"""Data for the headspace test: batches that are already on the device, and files out of the page cache.
 
 A few real batches of the user's own loader are reused; each is copied when it is handed out, for a loop may change what
 it gets. The loader's sampler still runs, so that an epoch has as many batches as ever. Workers do not start where the
@@ -57,13 +57,13 @@ class FileLog:
 
     @property
     def data(self) -> list[str]:
-        """Those that are data: no code of Python's or of packages, nothing empty."""
+        """Those that hold data: no code, no part of Python or of packages, nothing empty."""
         return [path for path in self.paths if _is_data(path)]
 
 
 @contextmanager
 def logging_files() -> Iterator[FileLog]:
-    """What is opened inside. At its end also what the process has open and mapped by then."""
+    """Logs the files opened inside, and at the end those that the process has open or mapped."""
     log = FileLog()
 
     def wrap(original: Any) -> Any:
@@ -90,7 +90,7 @@ def logging_files() -> Iterator[FileLog]:
 
 
 def drop(paths: Iterable[str]) -> None:
-    """Ask the system to forget what it holds of these files in memory. Raises AttributeError where it cannot be."""
+    """Ask the system to drop these files from its page cache. Raises AttributeError where it cannot."""
     for path in paths:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -116,7 +116,7 @@ def why_not(paths: list[str]) -> str:
 
 
 def resident_fraction(path: str) -> float | None:
-    """Share of a file's pages that are in memory; None where that cannot be told."""
+    """The fraction of a file's pages in memory; None where unknown."""
     mincore = _mincore()
     if mincore is None:
         return None
@@ -195,7 +195,7 @@ def reusing_batches(device: str) -> Iterator[None]:
 
 
 class _Pool:
-    """Of batches: by the sampler that a loader and all its iterators share, then by the number of samples."""
+    """The batches of each loader, by the sampler that it shares with its iterators, then by their size."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -204,7 +204,7 @@ class _Pool:
         self._position: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by iterator
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """In place of the method that gets an iterator's next batch."""
+        """The replacement of the method that gets an iterator's next batch."""
 
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
@@ -256,7 +256,7 @@ def _usual_size(iterator: Any, batch: Any) -> int | None:
 
 
 def _copied(batch: Any, device: str | None = None) -> Any:
-    """A copy on the device, or where it is; of what is neither a tensor nor made of tensors a shallow one."""
+    """A copy on the device, or where it is; objects that are no tensors are copied shallowly."""
     import torch
     from torch.utils._pytree import tree_map
 

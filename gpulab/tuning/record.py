@@ -1,4 +1,4 @@
-"""Two runs of a cell, or many short ones: how they differ, and whether that is more than noise. Pure.
+"""The record of comparisons: sides, blocks, speeds and what else differs between two settings. Pure.
 
 Follows definitions.md, "Honest comparison": paired blocks, the median of their ratios, a percentile bootstrap over
 blocks, a verdict only beyond 2 % and the run-to-run noise of the session, "undecided" where nothing is shown.
@@ -107,7 +107,7 @@ class Speed(Struct, frozen=True):
 
     @property
     def times_as_fast(self) -> float | None:
-        """How many times as fast B is: as all texts have it."""
+        """How many times as fast B is, as all texts give it."""
         return 1 / self.ratio if self.ratio else None
 
     @property
@@ -117,7 +117,7 @@ class Speed(Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """The verdict in a word."""
+        """The verdict in words; "so far" while it is open."""
         so_far = self.interval is None or (self.is_running and self.verdict == "undecided")
         return "so far" if so_far else self.verdict
 
@@ -130,7 +130,7 @@ class Speed(Struct, frozen=True):
 
     @property
     def inverse(self) -> Speed:
-        """A against B."""
+        """The speed of A against B."""
         if self.ratio is None:
             return self
         other_way: dict[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
@@ -140,7 +140,7 @@ class Speed(Struct, frozen=True):
         return Speed(said, ratio, interval, self.noise_floor, self.pairs, self.unit, setup_s)
 
     def after(self, first: Speed | None) -> Speed:
-        """On top of another that was measured apart; None: as the first is 1."""
+        """This speed on top of another that was measured apart; None stands for a ratio of 1."""
         if first is None:
             return self
         if first.ratio is None or self.ratio is None or first.unit != self.unit:
@@ -152,12 +152,12 @@ class Speed(Struct, frozen=True):
 
 
 def inverse(interval: Interval | None) -> Interval | None:
-    """Of the inverse of a ratio."""
+    """The interval of the inverse ratio."""
     return None if interval is None else (1 / interval[1], 1 / interval[0])
 
 
 def product(speeds: Sequence[Speed]) -> tuple[float, Interval | None]:
-    """Of ratios that were measured apart. In logarithms the half widths of their intervals add in squares."""
+    """The product of ratios that were measured apart: in logarithms, half widths of intervals add in squares."""
     factors = [(speed.ratio, speed.interval) for speed in speeds if speed.ratio and speed.interval]
     ratio = math.prod(speed.ratio or 1.0 for speed in speeds)
     if len(factors) < len(speeds):
@@ -167,7 +167,7 @@ def product(speeds: Sequence[Speed]) -> tuple[float, Interval | None]:
 
 
 class Comparison(Speed, frozen=True, kw_only=True):
-    """B against A: its speed, and all else that is told of the two."""
+    """B against A: the speed, and everything else that was compared."""
 
     a: Side
     b: Side
@@ -182,7 +182,7 @@ class Comparison(Speed, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> Speed:
-        """Alone."""
+        """The speed alone."""
         return Speed(*(getattr(self, name) for name in Speed.__struct_fields__))
 
 

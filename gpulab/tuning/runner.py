@@ -1,4 +1,4 @@
-"""The whole experiment: the baseline, each arm once with its trace, then short blocks of all in random order."""
+"""Runs an experiment: the baseline, each arm once with its trace, then short blocks of all in random order."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Runner:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Those that ran so far: `Block.arm` counts from the baseline, 0, in the order of the plan."""
+        """The blocks so far: `Block.arm` counts from the baseline, 0, in the order of the plan."""
         return tuple(sorted((b for arm in self._arms for b in arm.blocks), key=lambda block: block.order))
 
     def stop(self) -> None:
@@ -149,7 +149,7 @@ class Runner:
         return restored
 
     def _take_loss(self) -> None:
-        """Where a GPU was lost, the experiment ends with the error of the user's code, if there is one."""
+        """End the experiment where a GPU was lost: with the error of the user's code if there is one."""
         lost = self._start.lost
         if lost is None or isinstance(self.error, DeviceLost):
             return
@@ -159,7 +159,7 @@ class Runner:
             self.error.add_note(lost.NEXT_STEP)
 
     def _all_restore(self) -> bool:
-        """The same on all ranks: none goes on where one cannot."""
+        """Restore on all ranks. False where any rank cannot."""
         return all(self._ranks.of_all(self._restore()))
 
     def _release(self, error: Exception) -> None:
@@ -175,7 +175,7 @@ class Runner:
     # -- runs with their trace -----------------------------------------------------------------------------------
 
     def _run_in_full(self) -> None:
-        """The baseline, or under the plan's base, then each arm, once; none that was run before."""
+        """Run the base and then each arm once in full, except those with a full run from before."""
         first = self._first()
         self._arms = [first]
         self._say(first.arm.label, 0)
@@ -208,7 +208,7 @@ class Runner:
                 self._run_full(ready, quiet=True)
 
     def _predict(self, run: Run) -> None:
-        """What each arm should bring to the run that they are compared with, before any of them runs."""
+        """Predict each arm against the run of the base, before any of them runs."""
         able = [arm for arm in self._arms[1:] if not arm.failure]
         if not able or self._ended:
             return
@@ -219,7 +219,7 @@ class Runner:
             arm.prediction = predictions.of(arm.execution.arm, arm.arm.texts, self._plan.base.texts)
 
     def _run_size(self, batch: Setting, size: int) -> Block | None:
-        """A block of A with another batch size; None where it cannot be told what it takes."""
+        """A block of A with another batch size; None where that cannot run."""
         a, baseline = self._arms[0].full_run, self._baseline_run
         if self._ended or a is None or baseline is None:
             return None
@@ -240,7 +240,7 @@ class Runner:
         return None
 
     def _fail(self, arm: ArmState, error: BaseException | None, full_run: FullRun | None) -> None:
-        """An interrupt, or an error of what all are compared with, ends the experiment; another ends that arm."""
+        """An interrupt or an error of the base ends the experiment; an error of another arm ends that arm."""
         if not isinstance(error, Exception) or arm is self._arms[0]:
             self.error = error
         else:
@@ -248,7 +248,7 @@ class Runner:
             self._release(error)
 
     def _first(self) -> ArmState:
-        """What all others are compared with."""
+        """The base, with which all other arms are compared."""
         base, baseline = self._plan.base, self._done.get(BASELINE)
         if not base.settings:
             return ArmState(base, Execution(self._code, within=self._ranks.one_run), full_run=baseline)
@@ -261,7 +261,7 @@ class Runner:
         return self._done.get(BASELINE) or (self._arms[0].full_run if not self._plan.base.settings else None)
 
     def _with_other_seeds(self, first: ArmState) -> None:
-        """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
+        """Runs of A with other seeds, which show how far losses differ by random numbers alone."""
         steps = UNPROFILED_STEPS + TRACED
         settings = Settings(steps=steps, trace=False, live=False, save=False, device=self._plan.device)
         for seed in range(1, self._plan.seeds + 1):
@@ -288,7 +288,7 @@ class Runner:
         )
 
     def _unprofiled_steps(self, profiled: int) -> int:
-        """Of a run with its trace. Where nothing but such runs was asked for, its length was as well."""
+        """The unprofiled steps of a full run; without blocks in the plan, the number that the user named."""
         if not self._plan.interleaved and self._plan.block_steps is not None:
             return schedule.WARMUP + self._plan.block_steps
         if is_quick():
@@ -299,7 +299,7 @@ class Runner:
         return max(FEWEST_UNPROFILED_STEPS, min(UNPROFILED_STEPS, int(room_s / self._step_s) - profiled))
 
     def _full_run_s(self) -> float:
-        """How long the next full run may take; several ranks end it by the number of its steps alone."""
+        """The time limit of the next full run; none for several ranks, which end by the number of steps."""
         if self._ranks.is_of_several:
             return math.inf
         rest = self._full_run_count - len(self.full_runs) - self._seeds_done + self._plan.seeds
@@ -308,7 +308,7 @@ class Runner:
 
     @property
     def _full_run_count(self) -> int:
-        """How many of them there are in all, other seeds aside."""
+        """The number of full runs, those with other seeds aside."""
         return sum(self._done.get(arm.label) is None for arm in (self._plan.base, *self._plan.arms))
 
     def _run_full(self, arm: ArmState, *, quiet: bool) -> None:
@@ -349,7 +349,7 @@ class Runner:
     # -- blocks --------------------------------------------------------------------------------------------------
 
     def _run_blocks(self) -> None:
-        """Turn after turn, until there are enough pairs, the time is over, or somebody stops it."""
+        """Run turn after turn, until there are enough pairs, the time is over, or the user stops it."""
         arms, plan, budget, ranks = self._arms, self._plan, self._budget, self._ranks
         able = [
             i for i, a in enumerate(arms) if (a.full_run is not None or plan.screening or plan.early) and not a.failure
@@ -385,7 +385,7 @@ class Runner:
         self._time_spent = (f"Time: the blocks took {blocks}, the full runs before them {full}.{early}",)
 
     def _block_size(self, able: list[int]) -> tuple[schedule.Size, list[Run]]:
-        """The size of a block that suits these arms, and the runs by which that is known."""
+        """The block size for these arms, and the full runs that determine it."""
         arms, baseline = [self._arms[i] for i in able], self._baseline_run
         runs = [arm.full_run.run for arm in arms if arm.full_run is not None]
         rounds = [int(k) for arm in arms for knob, k in arm.execution.arm.knobs.items() if knob is ACCUMULATE]
@@ -395,7 +395,7 @@ class Runner:
         return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.steps])), runs
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
-        """How many turns there may be; the budget that gpulab chose grows with the least of them."""
+        """The number of turns that fit; a budget of gpulab's own grows to the fewest turns."""
         budget = self._budget
         budget.expect(began_s + least * turn_s)
         room_s = budget.rest_s + budget.elapsed_s - began_s
@@ -404,7 +404,7 @@ class Runner:
         return turns
 
     def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began_s: float, on_gpu: bool) -> None:
-        """Every arm once, A twice, in this order."""
+        """Run each of these arms in this order."""
         budget, total = self._budget, turns * len(order)
         for i in order:
             arm, ran = self._arms[i], self._blocks
@@ -465,12 +465,12 @@ class Runner:
 
     @property
     def _halted(self) -> bool:
-        """By the user, or by an error."""
+        """Whether the user or an error ended it."""
         return self._stopped or self._stopper.requested or self.error is not None
 
     @property
     def _ended(self) -> bool:
-        """Nothing more begins. Ranks ask at the same points: some may wait here for the others."""
+        """Whether nothing more begins. A point at which ranks agree: a rank may wait here for the others."""
         said = self._ranks.of_all([self._halted, self._budget.over])
         return any(halted for halted, _ in said) or said[0][1]
 
@@ -484,7 +484,7 @@ class Runner:
         self.tell(self._budget.timed(progress))
 
     def _poll(self) -> None:
-        """On another thread, again and again: whether the time is over, and how far the current run is."""
+        """Called every half second on another thread: enforces the time limits and reports progress."""
         self._stopper.poll()
         if self._budget.over and not self._ranks.is_of_several:
             self._stopper.cut()
@@ -493,7 +493,7 @@ class Runner:
             self.tick(self._budget.timed(now))
 
     def _expect(self) -> None:
-        """What it takes in all, as soon as the length of a step is known."""
+        """Estimate the whole time, as soon as the length of a step is known."""
         if self._step_s is not None and self._plan.interleaved and self._plan.arms:
             least_s, self._budget.expected_s = schedule.expected(self._step_s, len(self._plan.arms), self._plan.pairs)
             self._budget.expect(least_s)
