@@ -17,11 +17,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure gpulab's own cost on an idle machine.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
     parser.add_argument("--table-only", action="store_true", help="only write the table from the kept results")
-    asked = parser.parse_args()
-    unknown = [name for name in asked.names if name not in names]
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in names]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}: {', '.join(names)}")
-    for name in () if asked.table_only else asked.names or names:
+    for name in () if options.table_only else options.names or names:
         print(f"{name} …", flush=True)
         measure = table.function_of(name, "measure")
         assert measure is not None

@@ -106,7 +106,7 @@ def ablated(cases: Iterable[Case], switches: Sequence[Switch] = SWITCHES) -> tup
     on: dict[str, Outcome] = {}
     off: list[dict[str, Outcome]] = [{} for _ in switches]
     for case in cases:
-        with_all, having_a_say = _watched(case, switches)
+        with_all, having_a_say = _outcome(case, switches)
         figures = case.figures()
         on[case.name] = with_all
         for switch, without in zip(switches, off, strict=True):
@@ -126,12 +126,12 @@ def _or_nothing(case: Case, figures: Any) -> Outcome:
         return Outcome({}, repr(e))
 
 
-def _watched(case: Case, switches: Sequence[Switch]) -> tuple[Outcome, list[Switch]]:
+def _outcome(case: Case, switches: Sequence[Switch]) -> tuple[Outcome, list[Switch]]:
     """The outcome with all special cases, and those without which it may be another."""
     having_a_say: list[Switch] = []
-    with ExitStack() as watching:
+    with ExitStack() as stack:
         for switch in switches:
-            watching.enter_context(switch.watched(partial(having_a_say.append, switch)))
+            stack.enter_context(switch.observe(partial(having_a_say.append, switch)))
         return case.outcome(), having_a_say
 
 
@@ -153,10 +153,10 @@ def cells(store: Path) -> Iterator[Case]:
 
 def right_of_cell(planted: Planted, measured: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, bool]:
     """Headline, second cause where one was planted, interval where the cure was measured."""
-    judged = judge.judged(planted, said)
-    right = {"headline": bool(judged["right"])}
+    judgement = judge.judgement(planted, said)
+    right = {"headline": bool(judgement["right"])}
     if len(planted.causes) > 1:
-        right["second cause"] = judged["ranks"][planted.causes[1]] is not None
+        right["second cause"] = judgement["ranks"][planted.causes[1]] is not None
     holds = judge.prediction_of(judge.true_finding(planted, said), measured)["holds"]
     return right if holds is None else right | {"interval": bool(holds)}
 
@@ -172,7 +172,7 @@ def recorded() -> Iterator[Case]:
 
 
 def _right_of_trace(case: PlantedTrace, said: Mapping[str, Any]) -> dict[str, bool]:
-    return {"trace": bool(judge.judged_trace(case, said)["right"])}
+    return {"trace": bool(judge.trace_judgement(case, said)["right"])}
 
 
 def simulated() -> Iterator[Case]:
@@ -185,7 +185,7 @@ def simulated() -> Iterator[Case]:
 
 
 def _right_of_loop(loop: SimulatedLoop, said: Mapping[str, Any]) -> dict[str, bool]:
-    return {"simulated loop": bool(judge.judged(loop, said)["right"])}
+    return {"simulated loop": bool(judge.judgement(loop, said)["right"])}
 
 
 def stored_runs(store: Path) -> dict[str, Path]:

@@ -100,10 +100,10 @@ def _value(demo: Kernel, *names: str) -> dict[str, float]:
     return {name: demo.value(name) for name in names}
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Medians."""
-    yield Figure("toggle, Run: the first figure (the demo's cell)", kept["first_s"], "s", target="first")
-    yield Figure("until the row is decided, with its full run", kept["row_s"], "s")
-    yield Figure("a bench of one row opens, with what is expected of each toggle", kept["opening_s"], "s")
-    yield Figure(f"a bench of {kept['rows']} rows opens", kept["many_s"], "s", target="many")
-    yield Figure(f"a browser lays {kept['rows']} rows out", kept["drawn_s"], "s", target="many")
+    yield Figure("toggle, Run: the first figure (the demo's cell)", results["first_s"], "s", target="first")
+    yield Figure("until the row is decided, with its full run", results["row_s"], "s")
+    yield Figure("a bench of one row opens, with what is expected of each toggle", results["opening_s"], "s")
+    yield Figure(f"a bench of {results['rows']} rows opens", results["many_s"], "s", target="many")
+    yield Figure(f"a browser lays {results['rows']} rows out", results["drawn_s"], "s", target="many")

@@ -109,9 +109,9 @@ def more_s(row: Mapping[str, Any]) -> float:
     return float(row["wall_s"] - row["plain_wall_s"] * (1 + MOST_FRACTION) - MOST_S)
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How many keep each promise."""
-    rows = kept["rows"]
+    rows = results["rows"]
     added = [(row["peak_bytes"] - row["plain_peak_bytes"]) / 2**20 for row in rows]
     yield Figure.share(
         "ends as without gpulab", sum(r["status"] == r["plain_status"] for r in rows), len(rows), "lines"
@@ -126,9 +126,9 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure.share("at most 5 % + 2 s more time", sum(more_s(row) <= 0 for row in rows), len(rows), "time")
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """What each is, and what was said of it."""
-    for row in kept["rows"]:
+    for row in results["rows"]:
         steps = f"{row['step_count']} of {row['steps']} steps"
         yield f"- {row['source']}: {steps}, {row['plain_wall_s']:.0f} s → {row['wall_s']:.0f} s. “{row['said']}”"
 

@@ -28,25 +28,25 @@ def climbed() -> dict[str, Any]:
         os.environ["GPULAB_DIR"] = folder  # earlier predictions of this machine have no say
         names: dict[str, Any] = {"__name__": "__main__"}
         exec(compile(cell.SETUP, "<demo setup>", "exec"), names)
-        found = gpulab.climb(cell.TRAINING, namespace=names, show=False, save=False)
-    told = found.json()
+        result = gpulab.climb(cell.TRAINING, namespace=names, show=False, save=False)
+    document = result.json()
     return {
-        key: told[key] for key in ("headline", "ended", "seconds", "kept", "edit", "rungs", "left", "not_tried")
-    } | {"ratio": found.ratio, "interval": found.interval and list(found.interval)}
+        key: document[key] for key in ("headline", "ended", "seconds", "kept", "edit", "rungs", "left", "not_tried")
+    } | {"ratio": result.ratio, "interval": result.interval and list(result.interval)}
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How long it took, and each rung that was measured."""
-    yield Figure("the whole climb, as it ends by itself", kept["seconds"], "s", target="seconds")
-    for rung in kept["rungs"]:
+    yield Figure("the whole climb, as it ends by itself", results["seconds"], "s", target="seconds")
+    for rung in results["rungs"]:
         settings = ", ".join(f"{name}={value}" for name, value in rung["settings"].items())
         ratio = None if rung["ratio"] is None else {"ratio": rung["ratio"], "interval": rung["interval"]}
         yield Figure.of_ratio(f"{settings}, because of {rung['finding']}: {rung['outcome']}", ratio, "×")
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """What it says at its end, and the edit."""
-    yield f"- {kept['headline']['sentence']} {kept['headline']['evidence']}"
-    yield f"- left by then: {'; '.join(f['summary'] for f in kept['left']) or 'nothing was looked at again'}"
-    if kept["edit"]:
-        yield f"\n```\n{kept['edit'].strip()}\n```"
+    yield f"- {results['headline']['sentence']} {results['headline']['evidence']}"
+    yield f"- left by then: {'; '.join(f['summary'] for f in results['left']) or 'nothing was looked at again'}"
+    if results["edit"]:
+        yield f"\n```\n{results['edit'].strip()}\n```"

@@ -131,21 +131,21 @@ def _sequential(kind: str, pairs: int) -> dict[str, Any]:
 
     names = _notebook(KINDS[kind])
     before, after = (_plain_run(CELL, names, BLOCK_STEPS * pairs) for _ in range(2))
-    return _judged(compare_runs([before, after]))
+    return _judgement(compare_runs([before, after]))
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return {method: _of([row[method] for row in rows]) for method in METHODS}
 
 
-def _of(found: Sequence[dict[str, Any]]) -> dict[str, float]:
-    widths = sorted(f["interval"][1] - f["interval"][0] for f in found if f["interval"] is not None)
+def _of(result: Sequence[dict[str, Any]]) -> dict[str, float]:
+    widths = sorted(f["interval"][1] - f["interval"][0] for f in result if f["interval"] is not None)
     return {
-        "experiments": len(found),
-        "holds_1": sum(f["holds_1"] for f in found),
-        "faster_or_slower": sum(f["verdict"] in ("faster", "slower") for f in found),
+        "experiments": len(result),
+        "holds_1": sum(f["holds_1"] for f in result),
+        "faster_or_slower": sum(f["verdict"] in ("faster", "slower") for f in result),
         "median_width": widths[len(widths) // 2] if widths else float("nan"),
-        "worst_ratio": max((f["ratio"] for f in found if f["ratio"]), key=lambda r: abs(r - 1), default=float("nan")),
+        "worst_ratio": max((f["ratio"] for f in result if f["ratio"]), key=lambda r: abs(r - 1), default=float("nan")),
     }
 
 
@@ -154,17 +154,17 @@ def _of(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def slowdown() -> dict[str, object]:
     """How many of the experiments said "slower", and how long they took."""
-    found = in_own_process(__name__, "experiments_slowdown", count=SLOWDOWNS)
-    rows = found["rows"]
+    result = in_own_process(__name__, "experiments_slowdown", count=SLOWDOWNS)
+    rows = result["rows"]
     return {
         "experiments": len(rows),
         "found": sum(row["verdict"] == "slower" for row in rows),
-        "step_ms": found["step_ms"],
+        "step_ms": result["step_ms"],
         "slowdown": SLOWDOWN,
         "median_ratio": statistics.median(row["ratio"] for row in rows),
-        "extra_us": found["extra_us"],
-        "median_planted": statistics.median(_planted(row, found["extra_us"]) for row in rows),
-        "interval_holds_it": sum(_holds(row, found["extra_us"]) for row in rows),
+        "extra_us": result["extra_us"],
+        "median_planted": statistics.median(_planted(row, result["extra_us"]) for row in rows),
+        "interval_holds_it": sum(_holds(row, result["extra_us"]) for row in rows),
         "longest_s": max(row["seconds"] for row in rows),
         "rows": rows,
     }
@@ -225,9 +225,9 @@ def experiments_busy(same: int, tenfold: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for i, (kind, times) in enumerate(plan):
         change: dict[str, object] = {"run_name": "second"} if times == 1 else {"passes": times}
-        found = _compared(CELL, KINDS[kind], change, steps=BLOCK_STEPS, pairs=PAIRS)
-        rows.append({"kind": kind, "times": times, **found, "load": os.getloadavg()[0]})
-        _tell(i, len(plan), f"{kind}, {times} times: {_words(found)}, load {rows[-1]['load']:.1f}")
+        result = _compared(CELL, KINDS[kind], change, steps=BLOCK_STEPS, pairs=PAIRS)
+        rows.append({"kind": kind, "times": times, **result, "load": os.getloadavg()[0]})
+        _tell(i, len(plan), f"{kind}, {times} times: {_words(result)}, load {rows[-1]['load']:.1f}")
     return {"rows": rows}
 
 
@@ -257,18 +257,18 @@ def _compared(cell: str, before: str, change: Mapping[str, object], **options: A
     compared = experiment.experiment(cell, dict(change), namespace=names, save=False, show=False, **options)
     seconds = time.monotonic() - began
     experiment.experiments.clear()
-    found = compared.only
-    sides = [found.a.us_per_step, found.b.us_per_step]
-    return {**_judged(found), "pairs": found.pairs, "us_per_step": sides, "seconds": seconds}
+    result = compared.only
+    sides = [result.a.us_per_step, result.b.us_per_step]
+    return {**_judgement(result), "pairs": result.pairs, "us_per_step": sides, "seconds": seconds}
 
 
 def _plain_run(cell: str, names: dict[str, Any], steps: int) -> Any:
     """As a user measures a cell once. The trace is left out: all steps but the warm-up count."""
     import gpulab
 
-    with gpulab.profile(steps=steps + 5, warmup=5, trace=False, live=False, save=False, show=False, code=cell) as found:
+    with gpulab.profile(steps=steps + 5, warmup=5, trace=False, live=False, save=False, show=False, code=cell) as p:
         exec(compile(cell, "<cell>", "exec"), names)
-    return found.run
+    return p.run
 
 
 def _notebook(before: str) -> dict[str, Any]:
@@ -277,15 +277,15 @@ def _notebook(before: str) -> dict[str, Any]:
     return names
 
 
-def _judged(found: Any) -> dict[str, Any]:
-    interval = found.interval
+def _judgement(result: Any) -> dict[str, Any]:
+    interval = result.interval
     return {
-        "ratio": found.ratio,
+        "ratio": result.ratio,
         "interval": interval,
-        "noise_floor": found.noise_floor,
-        "verdict": found.verdict,
+        "noise_floor": result.noise_floor,
+        "verdict": result.verdict,
         "holds_1": interval is not None and interval[0] <= 1 <= interval[1],
-        "us_per_step": found.a.us_per_step,
+        "us_per_step": result.a.us_per_step,
     }
 
 
@@ -301,11 +301,11 @@ def _words(row: Mapping[str, Any]) -> str:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def figures_same(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures_same(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Of both methods, over all cells and for each kind."""
-    for kind, found in (("all cells", kept["all"]), *kept["kinds"].items()):
+    for kind, result in (("all cells", results["all"]), *results["kinds"].items()):
         for method, title in (("interleaved", "blocks in turn"), ("sequential", "before, after")):
-            row, aimed = found[method], kind == "all cells" and method == "interleaved"
+            row, aimed = result[method], kind == "all cells" and method == "interleaved"
             yield Figure.share(
                 f"{kind}, {title}: interval holds 1", row["holds_1"], row["experiments"], "holds" * aimed
             )
@@ -313,23 +313,26 @@ def figures_same(kept: Mapping[str, Any]) -> Iterator[Figure]:
             yield Figure.share(f"{kind}, {title}: “faster” or “slower”", said, row["experiments"], "false" * aimed)
 
 
-def figures_slowdown(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures_slowdown(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How often it was said, and how far off the ratio is."""
-    count = kept["experiments"]
+    count = results["experiments"]
     yield Figure.share(
-        f"“slower”, {kept['slowdown']:.0%} of a step of {kept['step_ms']:.1f} ms", kept["found"], count, "found"
+        f"“slower”, {results['slowdown']:.0%} of a step of {results['step_ms']:.1f} ms",
+        results["found"],
+        count,
+        "found",
     )
-    yield Figure("median ratio", kept["median_ratio"], "+%")
-    yield Figure("median planted", kept["median_planted"], "+%")
-    yield Figure.share("interval holds it", kept["interval_holds_it"], count)
-    yield Figure("longest experiment", kept["longest_s"], "s", target="longest")
+    yield Figure("median ratio", results["median_ratio"], "+%")
+    yield Figure("median planted", results["median_planted"], "+%")
+    yield Figure.share("interval holds it", results["interval_holds_it"], count)
+    yield Figure("longest experiment", results["longest_s"], "s", target="longest")
 
 
-def figures_busy(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures_busy(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Where nothing changed, and where ten times the work was done."""
-    same, ten = kept["same"], kept["tenfold"]
-    count, (low, high) = same["experiments"], kept["load_average"]
-    about = f"load average, {kept['busy_processes']} processes of the benchmark among it"
+    same, ten = results["same"], results["tenfold"]
+    count, (low, high) = same["experiments"], results["load_average"]
+    about = f"load average, {results['busy_processes']} processes of the benchmark among it"
     yield Figure(about, high, words=f"{low:.1f} to {high:.1f}")
     yield Figure.share("nothing changed: interval holds 1", same["holds_1"], count, "holds")
     yield Figure.share("nothing changed: “faster” or “slower”", same["faster"] + same["slower"], count, "false")

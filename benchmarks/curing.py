@@ -32,18 +32,18 @@ class Arm(Struct, frozen=True):
 
 def arms_of(planted: Planted, advised: Mapping[str, str]) -> list[Arm]:
     """As written first, then the cure, then the knobs that a finding advised; of a healthy cell those to be tried."""
-    found = [Arm("as written", planted.text, planted.batch)]
+    result = [Arm("as written", planted.text, planted.batch)]
     if planted.cure:
-        found.append(Arm("cured", planted.edited(planted.cure), planted.cured_batch or planted.batch))
+        result.append(Arm("cured", planted.edited(planted.cure), planted.cured_batch or planted.batch))
     if planted.second_cure:
         both = planted.edited(planted.cure + planted.second_cure)
-        found.append(Arm("both cured", both, planted.cured_batch or planted.batch))
+        result.append(Arm("both cured", both, planted.cured_batch or planted.batch))
     if advised:
-        found.append(_with_knobs(planted, "advised", advised))
+        result.append(_with_knobs(planted, "advised", advised))
     if planted.tries:
-        found.append(Arm(AGAIN, planted.text, planted.batch))
-    found += [_with_knobs(planted, f"{k}={v}", {k: v}) for k, v in planted.tries.items()]
-    return found
+        result.append(Arm(AGAIN, planted.text, planted.batch))
+    result += [_with_knobs(planted, f"{k}={v}", {k: v}) for k, v in planted.tries.items()]
+    return result
 
 
 def measured(planted: Planted, advised: Mapping[str, str]) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def measured(planted: Planted, advised: Mapping[str, str]) -> dict[str, Any]:
         for label, seconds in spent.items():
             if label in ratios:
                 ratios[label].append(seconds / spent["as written"])
-    found: dict[str, Any] = {label: ratio_with_interval(r) for label, r in ratios.items() if len(r) == len(written)}
+    result: dict[str, Any] = {label: ratio_with_interval(r) for label, r in ratios.items() if len(r) == len(written)}
     return {
         "us_per_sample": sorted(written)[len(written) // 2] * 1e6,
-        "arms": found,
+        "arms": result,
         "failed": failed,
         "seconds": monotonic() - began,
     }

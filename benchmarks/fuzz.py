@@ -29,7 +29,7 @@ from benchmarks.harness import Figure
 from gpulab.errors import TraceError
 from gpulab.trace.load import load_run
 
-KEPT_EVENTS = 60
+MOST_EVENTS = 60
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKENS = (
     b"null", b"NaN", b"Infinity", b"-1", b"1e999", b"99999999999999999999", b'""', b"[]", b"{}", b"\xff", b"\x00",
@@ -50,22 +50,22 @@ class Outcome(Struct):
     slowest_s: float = 0.0
 
 
-def thinned(text: bytes, events: int = KEPT_EVENTS) -> bytes:
+def thinned(text: bytes, events: int = MOST_EVENTS) -> bytes:
     """The text of a trace with about `events` of its events left, evenly chosen; all other bytes unchanged."""
     opening = _OPENING.search(text)
     if opening is None:
         return text
     decoder, readable, at = json.JSONDecoder(strict=False), text.decode("latin-1"), opening.end()
-    found: list[bytes] = []
+    result: list[bytes] = []
     while True:
         gap = re.compile(rb"[\s,]*").match(text, at)
         start = gap.end() if gap else at
         if text[start : start + 1] != b"{":
             break
         _, at = decoder.raw_decode(readable, start)
-        found.append(text[start:at])
-    chosen = found[:: max(1, len(found) // events)] + found[-3:]
-    return text[: opening.end()] + b"\n  " + b",\n  ".join(chosen) + b"\n  " + text[start:]
+        result.append(text[start:at])
+    selection = result[:: max(1, len(result) // events)] + result[-3:]
+    return text[: opening.end()] + b"\n  " + b",\n  ".join(selection) + b"\n  " + text[start:]
 
 
 def mutated(data: bytes, random_: random.Random) -> bytes:
@@ -156,33 +156,33 @@ def seeds(traces: Path | None) -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "tests.support.synthetic.json"
         synthetic_trace.write(made, 120)
-        found = [made.read_bytes()]
+        result = [made.read_bytes()]
     files = sorted(traces.rglob("*.json.gz")) if traces is not None and traces.is_dir() else []
-    return found + [thinned(gzip.decompress(f.read_bytes())) for f in files]
+    return result + [thinned(gzip.decompress(f.read_bytes())) for f in files]
 
 
 def measure(inputs: int = 100_000) -> dict[str, object]:
     """How many mutated files became reports, how many one sentence, how many neither."""
     with tempfile.TemporaryDirectory(prefix="gpulab-fuzz-") as folder:
-        found = run(seeds(Path(__file__).parents[2] / "shared" / "traces"), inputs, 0, Path(folder))
+        result = run(seeds(Path(__file__).parents[2] / "shared" / "traces"), inputs, 0, Path(folder))
     return {
-        "inputs": found.inputs,
-        "reports": found.traces,
-        "with_damage_noted": found.damaged,
-        "sentences": sum(found.sentences.values()),
-        "unhandled": [text for _, text in found.unhandled],
-        "slowest_s": found.slowest_s,
+        "inputs": result.inputs,
+        "reports": result.traces,
+        "with_damage_noted": result.damaged,
+        "sentences": sum(result.sentences.values()),
+        "unhandled": [text for _, text in result.unhandled],
+        "slowest_s": result.slowest_s,
     }
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How the inputs ended."""
     yield Figure.share(
-        f"a report, {kept['with_damage_noted']:,} of them with damage noted", kept["reports"], kept["inputs"]
+        f"a report, {results['with_damage_noted']:,} of them with damage noted", results["reports"], results["inputs"]
     )
-    yield Figure.share("one sentence", kept["sentences"], kept["inputs"])
-    yield Figure("anything else", len(kept["unhandled"]), target="unhandled")
-    yield Figure("slowest", kept["slowest_s"], "s")
+    yield Figure.share("one sentence", results["sentences"], results["inputs"])
+    yield Figure("anything else", len(results["unhandled"]), target="unhandled")
+    yield Figure("slowest", results["slowest_s"], "s")
 
 
 def main() -> None:
@@ -191,19 +191,19 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--traces", type=Path, default=Path(__file__).parents[2] / "shared" / "traces")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="gpulab-fuzz-"))
-    found = run(seeds(asked.traces), asked.inputs, asked.seed, folder)
+    result = run(seeds(options.traces), options.inputs, options.seed, folder)
     print(
-        f"{found.inputs:,} inputs: {found.traces:,} traces ({found.damaged:,} with damage noted), "
-        f"{sum(found.sentences.values()):,} refused in a sentence, {len(found.unhandled)} unhandled; "
-        f"slowest {found.slowest_s:.2f} s"
+        f"{result.inputs:,} inputs: {result.traces:,} traces ({result.damaged:,} with damage noted), "
+        f"{sum(result.sentences.values()):,} refused in a sentence, {len(result.unhandled)} unhandled; "
+        f"slowest {result.slowest_s:.2f} s"
     )
-    for sentence, count in found.sentences.most_common(20):
+    for sentence, count in result.sentences.most_common(20):
         print(f"  {count:7,}  {sentence}")
-    for where, text in found.unhandled[:10]:
+    for where, text in result.unhandled[:10]:
         print(f"{where}\n{text}")
-    if found.unhandled:
+    if result.unhandled:
         raise SystemExit(f"unhandled inputs are kept in {folder}")
 
 

@@ -31,7 +31,7 @@ SHARED = ("common", "tokenizer")  # what cases import
 CASES = tuple(sorted(path.stem for path in LINES.glob("*.py") if path.stem not in SHARED))
 LEAST_SHARE = 0.7  # of a case's time, by the stopwatch; else the case has no hot line
 WORKERS = (0, 2)
-_WATCH = "_stopwatch"
+_STOPWATCH = "_stopwatch"
 
 
 def measure(cases: tuple[str, ...] = CASES) -> dict[str, object]:
@@ -40,11 +40,11 @@ def measure(cases: tuple[str, ...] = CASES) -> dict[str, object]:
     for case in cases:
         rows += in_own_process(__name__, "rows_of", case=case)["rows"]
         print("\n".join(f"  {r['case']}, {r['workers']}: {r['score']} {r['named']}" for r in rows[-2:]), flush=True)
-    asked = [row for row in rows if row["share"] >= LEAST_SHARE]
-    counts = Counter(row["score"] for row in asked)
+    hot = [row for row in rows if row["share"] >= LEAST_SHARE]
+    counts = Counter(row["score"] for row in hot)
     return {
         "load_average": os.getloadavg(),
-        "asked": len(asked),
+        "asked": len(hot),
         "score": {score: counts[score] for score in ("right", "function", "none", "wrong")},
         "least_share": LEAST_SHARE,
         "rows": rows,
@@ -56,14 +56,14 @@ def rows_of(case: str) -> dict[str, Any]:
     module = importlib.import_module(f"planted.lines.{case}")
     file, lines = marked(case)
     named = {workers: _named(module, workers) for workers in (WORKERS if module.KIND == "items" else (0,))}
-    taken = share(case)
+    truth = share(case)
     return {
         "rows": [
             {
                 "case": case,
                 "because": (module.__doc__ or "").strip(),
                 "workers": workers if module.KIND == "items" else None,
-                "share": taken,
+                "share": truth,
                 "named": line.replace(str(ROOT) + os.sep, ""),
                 "score": score_of_line(line, file, lines),
             }
@@ -137,8 +137,8 @@ def _statements(path: Path) -> Iterator[ast.stmt]:
 
 def share(case: str) -> float:
     """Of the time that is asked about, what the hot statement takes, in the training process without gpulab."""
-    watch = Stopwatch()
-    module = _watched(case, watch)
+    stopwatch = Stopwatch()
+    module = _with_stopwatch(case, stopwatch)
     whole = Stopwatch()
     if module.KIND == "step":
         with whole:
@@ -146,29 +146,29 @@ def share(case: str) -> float:
     else:
         with _batches(whole):
             module.main(0)
-    return watch.total_s / whole.total_s
+    return stopwatch.total_s / whole.total_s
 
 
 @contextmanager
-def _batches(watch: Stopwatch) -> Iterator[None]:
+def _batches(stopwatch: Stopwatch) -> Iterator[None]:
     """The stopwatch runs while a batch is made."""
     from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 
     fetch = Fetcher.fetch
-    Fetcher.fetch = lambda *given: watch.within(lambda: fetch(*given))  # type: ignore[method-assign]
+    Fetcher.fetch = lambda *given: stopwatch.within(lambda: fetch(*given))  # type: ignore[method-assign]
     try:
         yield
     finally:
         Fetcher.fetch = fetch  # type: ignore[method-assign]
 
 
-def _watched(case: str, watch: Stopwatch) -> ModuleType:
+def _with_stopwatch(case: str, stopwatch: Stopwatch) -> ModuleType:
     """The case's module with the stopwatch in it."""
     _, lines = marked(case)
     for path in files_of(case):
         name = f"planted.lines.{path.stem}"
         module = ModuleType(name)
-        module.__dict__[_WATCH], module.__file__ = watch, str(path)
+        module.__dict__[_STOPWATCH], module.__file__ = stopwatch, str(path)
         tree = ast.parse(path.read_text())
         if HOT_MARK + "\n" in path.read_text():
             tree = ast.fix_missing_locations(_Around(lines.start).visit(tree))
@@ -188,19 +188,19 @@ class _Around(ast.NodeTransformer):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) and node.lineno == self._line:
             inner = node.value
             given = ast.Lambda(ast.arguments([], [], None, [], [], None, []), inner.body)
-            inner.body = ast.Call(ast.Attribute(ast.Name(_WATCH, ast.Load()), "within", ast.Load()), [given], [])
+            inner.body = ast.Call(ast.Attribute(ast.Name(_STOPWATCH, ast.Load()), "within", ast.Load()), [given], [])
             return node
         if isinstance(node, ast.stmt) and node.lineno == self._line:
-            return ast.With([ast.withitem(ast.Name(_WATCH, ast.Load()))], [node], None)
+            return ast.With([ast.withitem(ast.Name(_STOPWATCH, ast.Load()))], [node], None)
         return self.generic_visit(node)
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How many lines are right, wrong or not named, where a batch is made and in the loop's own step."""
-    rows = [row for row in kept["rows"] if row["share"] >= kept["least_share"]]
+    rows = [row for row in results["rows"] if row["share"] >= results["least_share"]]
     for name, workers in (("dataset, no workers", 0), ("dataset, 2 workers", 2), ("the loop's own step", None)):
         some = [row["score"] for row in rows if row["workers"] == workers]
         yield Figure.share(f"line right, {name}", some.count("right"), len(some))

@@ -43,8 +43,8 @@ def _timed(code: str) -> dict[str, float]:
     return {"median": runs[REPEATS // 2], "least": runs[0], "most": runs[-1]}
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Medians."""
-    yield Figure("`import gpulab`, without torch", kept["import_gpulab_ms"]["median"], "ms", target="import")
-    extension = kept["load_ext_after_torch_ms"]["median"]
+    yield Figure("`import gpulab`, without torch", results["import_gpulab_ms"]["median"], "ms", target="import")
+    extension = results["load_ext_after_torch_ms"]["median"]
     yield Figure("`%load_ext gpulab`, torch already imported", extension, "ms", target="extension")

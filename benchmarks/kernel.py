@@ -22,7 +22,7 @@ class Kernel:
         """Run a cell. Raises RuntimeError with its traceback where it fails."""
         self._run(code)
 
-    def shown_at(self, code: str) -> float:
+    def display_s(self, code: str) -> float:
         """Run a cell; when, in seconds since 1970 by the kernel's clock, its last picture was sent."""
         sent: list[float] = []
 

@@ -126,15 +126,15 @@ def _added(blocks: list[tuple[Block, Block, Block]]) -> dict[str, Any]:
     return {"median": over(0), "fastest_tenth": over(1)}
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Added microseconds, by the median and by the fastest tenth of the steps."""
-    step = f"a step of {kept['bare_step_us'] / 1e3:.2f} ms"
+    step = f"a step of {results['bare_step_us'] / 1e3:.2f} ms"
     for arm, words in {"bare": "bare against bare", **ARMS}.items():
-        for which, found in kept["added_us"][arm].items():
+        for which, result in results["added_us"][arm].items():
             target = "added" if arm in ARMS and which == "median" else ""
-            yield Figure.of_ratio(f"{step}, {words}: {which.replace('_', ' ')}", found, "µs", target)
+            yield Figure.of_ratio(f"{step}, {words}: {which.replace('_', ' ')}", result, "µs", target)
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
-    before, after = kept["load_before_and_after"]
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
+    before, after = results["load_before_and_after"]
     yield f"Load of the machine over a minute: {before:.1f} before, {after:.1f} after. "

@@ -47,29 +47,29 @@ took = time.perf_counter() - began
 
 def measure() -> dict[str, object]:
     """MiB before the first step and after each hundred thousand, with and without the magic, and the trace's size."""
-    found: dict[str, object] = {"steps": STEPS, "each": EACH}
+    result: dict[str, object] = {"steps": STEPS, "each": EACH}
     for arm, head in (("gpulab", "%%gpuprofile\n"), ("bare", "")):
         with kernel() as session:
             session.run(SETUP)
             session.run(head + CELL)
             mib = [bytes_ / 2**20 for bytes_ in session.value("rss")]
-            found[arm] = {"seconds": session.value("took"), "mib": mib}
+            result[arm] = {"seconds": session.value("took"), "mib": mib}
             print(arm, *(f"{value:.1f}" for value in mib), "MiB")
             if arm == "gpulab":
-                found["trace_events"] = session.value("gpulab.runs[-1].observer.event_count")
-    return found
+                result["trace_events"] = session.value("gpulab.runs[-1].observer.event_count")
+    return result
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """The first reading is before the run is warm: growth counts from the second."""
     for arm, target in (("gpulab", "growth"), ("bare", "")):
-        mib = kept[arm]["mib"]
-        about = f"{arm}, {kept['steps']:,} steps in {kept[arm]['seconds']:.0f} s"
-        yield Figure(f"{about}: memory after {kept['each']:,} steps", mib[1], "MiB")
+        mib = results[arm]["mib"]
+        about = f"{arm}, {results['steps']:,} steps in {results[arm]['seconds']:.0f} s"
+        yield Figure(f"{about}: memory after {results['each']:,} steps", mib[1], "MiB")
         yield Figure(
-            f"{arm}: growth for each further {kept['each']:,}",
+            f"{arm}: growth for each further {results['each']:,}",
             (mib[-1] - mib[1]) / (len(mib) - 2),
             "MiB",
             target=target,
         )
-    yield Figure("events in the trace", kept["trace_events"])
+    yield Figure("events in the trace", results["trace_events"])

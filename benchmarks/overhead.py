@@ -83,7 +83,7 @@ PAUSE = "import gc, time; gc.collect(); time.sleep(0.15)"  # what the last block
 
 def measure() -> dict[str, object]:
     """Ratios of each arm to the bare cell, per step length."""
-    found = {}
+    result = {}
     rng, load = random.Random(0), [os.getloadavg()[0]]
     with kernel() as session:
         session.run(SETUP)
@@ -92,8 +92,8 @@ def measure() -> dict[str, object]:
             session.run(ARMS["gpulab"])  # the first run pays for imports
             turns = [arm for arms, count in zip((OURS, PEERS), blocks, strict=True) for arm in arms * count]
             rng.shuffle(turns)
-            found[case] = {"steps_per_block": steps, **_summary(_sandwiches(session, turns))}
-    return {"step_ratio_to_bare": found, "load_before_and_after": [*load, os.getloadavg()[0]]}
+            result[case] = {"steps_per_block": steps, **_summary(_sandwiches(session, turns))}
+    return {"step_ratio_to_bare": result, "load_before_and_after": [*load, os.getloadavg()[0]]}
 
 
 Block = tuple[float, float, float]  # median step, fastest tenth (s), seconds from the last step to the cell's end
@@ -102,23 +102,23 @@ Sandwich = tuple[Block, Block, Block]
 
 def _sandwiches(session: Kernel, turns: list[str]) -> dict[str, list[Sandwich]]:
     """A block of each arm in turn between two bare ones, and under "bare" bare ones between such."""
-    bare, found = [_block(session, "bare")], {arm: list[Sandwich]() for arm in dict.fromkeys(turns)}
+    bare, result = [_block(session, "bare")], {arm: list[Sandwich]() for arm in dict.fromkeys(turns)}
     for arm in turns:
         block = _block(session, arm)
         bare.append(_block(session, "bare"))
-        found[arm].append((bare[-2], block, bare[-1]))
-    return {"bare": list(zip(bare, bare[1:], bare[2:], strict=False))[::2], **found}
+        result[arm].append((bare[-2], block, bare[-1]))
+    return {"bare": list(zip(bare, bare[1:], bare[2:], strict=False))[::2], **result}
 
 
 def _summary(sandwiches: dict[str, list[Sandwich]]) -> dict[str, object]:
     bare = sandwiches.pop("bare")
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         "bare_step_ms": 1e3 * float(np.median([block[0] for _, block, _ in bare])),
         "bare_against_bare": _ratios(bare),
     }
     for arm, blocks in sandwiches.items():
-        found[arm] = {**_ratios(blocks), "after_last_step_s": float(np.median([b[2] for _, b, _ in blocks]))}
-    return found
+        result[arm] = {**_ratios(blocks), "after_last_step_s": float(np.median([b[2] for _, b, _ in blocks]))}
+    return result
 
 
 def _ratios(blocks: list[Sandwich]) -> dict[str, object]:
@@ -142,20 +142,20 @@ def _block(session: Kernel, arm: str) -> Block:
     return median, tenth, ended - last
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """What each arm adds to a step, by the median and by the fastest tenth of the steps, and the wait at the end."""
-    for case, found in kept["step_ratio_to_bare"].items():
-        step = f"a step of {found['bare_step_ms']:.3g} ms"
-        peers = [arm for arm in PEERS if arm in found]
+    for case, result in results["step_ratio_to_bare"].items():
+        step = f"a step of {result['bare_step_ms']:.3g} ms"
+        peers = [arm for arm in PEERS if arm in result]
         for arm in (*OURS, "bare_against_bare", *peers):
             target = case if arm in OURS else ""
             name = arm.replace("_", " ")
-            yield Figure.of_ratio(f"{step}, {name}: median", found[arm]["median"], "+%", target)
-            yield Figure.of_ratio(f"{step}, {name}: fastest tenth", found[arm]["fastest_tenth"], "+%", target)
+            yield Figure.of_ratio(f"{step}, {name}: median", result[arm]["median"], "+%", target)
+            yield Figure.of_ratio(f"{step}, {name}: fastest tenth", result[arm]["fastest_tenth"], "+%", target)
         for arm in (*OURS, *peers):
-            yield Figure(f"{step}, {arm}: last step to the cell's end", found[arm]["after_last_step_s"], "s")
+            yield Figure(f"{step}, {arm}: last step to the cell's end", result[arm]["after_last_step_s"], "s")
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
-    before, after = kept["load_before_and_after"]
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
+    before, after = results["load_before_and_after"]
     yield f"Load of the machine over a minute: {before:.1f} before, {after:.1f} after. "

@@ -43,13 +43,13 @@ def main() -> None:
     what, *paths = sys.argv[1:]
     if what == "join":
         hta_figures, plugin_figures = (json.loads(Path(p).read_text()) for p in paths)
-        found = {n: {"tensorboard": f, "hta": hta_figures.get(n)} for n, f in plugin_figures.items()}
+        result = {n: {"tensorboard": f, "hta": hta_figures.get(n)} for n, f in plugin_figures.items()}
     else:
         folder = Path(paths[0])
         figures = {"hta": hta, "tensorboard": tensorboard}[what]
         files = sorted(folder.rglob(f"*{SUFFIX}"))
-        found = {str(f.relative_to(folder)).removesuffix(SUFFIX): figures(f) for f in files}
-    print(json.dumps(found, indent=1))
+        result = {str(f.relative_to(folder)).removesuffix(SUFFIX): figures(f) for f in files}
+    print(json.dumps(result, indent=1))
 
 
 def hta(path: Path) -> dict[str, object] | None:

@@ -29,7 +29,7 @@ VARIABLE = "GPULAB_TRACES"
 
 def tuned() -> dict[str, object]:
     """The cells that the rules were built or mended with, and the traces."""
-    return {**_measured(cells_of("tuned")), "traces": in_own_process(__name__, "judged_traces")["rows"]}
+    return {**_measured(cells_of("tuned")), "traces": in_own_process(__name__, "rows_of_traces")["rows"]}
 
 
 def aside() -> dict[str, object]:
@@ -133,7 +133,7 @@ def _diagnosed(planted: Planted, cures: bool, store: str) -> dict[str, Any]:
     said = judge.said(gpulab.diagnose(run))
     finding = judge.true_finding(planted, said)
     truth: dict[str, Any] = _cured(planted, finding) if cures else {"measured": None, "untrue": ""}
-    return {**said, **judge.judged(planted, said), **truth, **judge.prediction_of(finding, truth["measured"])}
+    return {**said, **judge.judgement(planted, said), **truth, **judge.prediction_of(finding, truth["measured"])}
 
 
 def _cured(planted: Planted, finding: dict[str, Any] | None) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def in_notebook(before: str, cell: str, options: str = "") -> Any:
 # -- traces recorded elsewhere -----------------------------------------------------------------------------------------
 
 
-def judged_traces() -> dict[str, Any]:
+def rows_of_traces() -> dict[str, Any]:
     """Each trace read, diagnosed and held against what must be said of it."""
     return {"rows": [_trace_row(case) for case in TRACES]}
 
@@ -189,15 +189,15 @@ def _trace_row(case: PlantedTrace) -> dict[str, Any]:
         said = judge.said(gpulab.diagnose(path))
     except Exception as e:
         return row | {"failed": f"{type(e).__name__}: {e}"}
-    return row | said | judge.judged_trace(case, said)
+    return row | said | judge.trace_judgement(case, said)
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """The totals of one part."""
-    t = kept["totals"]
+    t = results["totals"]
     held, of = t["interval_holds"]
     yield Figure.share("headline right, of the cells with a cause", t["headline_right"], t["sick"], "headline")
     yield Figure.share("… by the planted name", t["headline_exact"], t["sick"])
@@ -207,14 +207,14 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure.share("interval of a prediction holds", held, of, "interval")
     if t.get("second_told", (0, 0))[1]:
         yield Figure.share("second cause told", *t["second_told"])
-    if kept.get("traces"):
-        traces = [row for row in kept["traces"] if not row["skipped"]]
+    if results.get("traces"):
+        traces = [row for row in results["traces"] if not row["skipped"]]
         yield Figure.share("real traces right", sum(bool(row.get("right")) for row in traces), len(traces))
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """Each cell that is not right, and how many did not run."""
-    rows, t = kept["rows"], kept["totals"]
+    rows, t = results["rows"], results["totals"]
     for row in rows:
         if not (row["skipped"] or row["failed"] or row["right"]):
             planted = " + ".join(row["causes"]) or "healthy"

@@ -50,10 +50,10 @@ def totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def cell(name: str) -> dict[str, Any]:
     """One cell in this process: what was said of it, and what the system's own clock says."""
     with folder_of_its_own(gpu=False):
-        return _judged(name)
+        return _judgement(name)
 
 
-def _judged(name: str) -> dict[str, Any]:
+def _judgement(name: str) -> dict[str, Any]:
     import gpulab
 
     planted = named(name)
@@ -87,11 +87,11 @@ def _row(name: str) -> dict[str, Any]:
     return row
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Of the cells that were deprived."""
-    low, high = kept["load_average"]
+    low, high = results["load_average"]
     words = f"{low:.1f} to {high:.1f}"
-    yield Figure(f"load average, {kept['busy_processes']} busy processes among it", high, words=words)
-    yield Figure.share("deprived cells", kept["deprived"], kept["cells"])
-    yield Figure.share("… whose competition is named", kept["named"], kept["deprived"], "named")
-    yield Figure.count("… called healthy", len(kept["false_green"]), kept["deprived"], "false_green")
+    yield Figure(f"load average, {results['busy_processes']} busy processes among it", high, words=words)
+    yield Figure.share("deprived cells", results["deprived"], results["cells"])
+    yield Figure.share("… whose competition is named", results["named"], results["deprived"], "named")
+    yield Figure.count("… called healthy", len(results["false_green"]), results["deprived"], "false_green")

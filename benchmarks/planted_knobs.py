@@ -23,7 +23,7 @@ from planted.judge import verdict_holds
 
 def measure() -> dict[str, object]:
     """The verdict about each cell, beside the truth, and what was predicted, beside what was measured."""
-    rows = in_own_process(__name__, "judged")["rows"]
+    rows = in_own_process(__name__, "judgement")["rows"]
     return {
         "right": sum(verdict_holds(row["verdict"], row["truth"]) for row in rows),
         "cells": len(rows),
@@ -43,12 +43,12 @@ def _predictions(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def judged(names: list[str] | None = None, pairs: int | None = None) -> dict[str, Any]:
+def judgement(names: list[str] | None = None, pairs: int | None = None) -> dict[str, Any]:
     """An experiment with each cell, or with those whose knob is named. Earlier predictions have no say."""
-    asked = [planted for planted in KNOBS if names is None or planted.knob in names]
+    cases = [planted for planted in KNOBS if names is None or planted.knob in names]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GPULAB_DIR"] = folder
-        return {"rows": [_row(planted, pairs) for planted in asked]}
+        return {"rows": [_row(planted, pairs) for planted in cases]}
 
 
 @contextmanager
@@ -79,30 +79,30 @@ def _row(planted: PlantedKnob, pairs: int | None) -> dict[str, Any]:
             show=False,
         )
     experiment.experiments.clear()
-    found = compared.only
+    result = compared.only
     row: dict[str, Any] = {
         "knob": planted.knob,
         "value": planted.value,
         "truth": planted.truth,
         "because": planted.because,
-        "verdict": found.verdict,
-        "ratio": found.ratio,
-        "interval": found.interval,
-        "noise_floor": found.noise_floor,
-        "unit": found.unit,
-        "us_per_step": [found.a.us_per_step, found.b.us_per_step],
-        "pairs": found.pairs,
-        "checks": [f"{check.name}={check.value}: {check.state}, {check.evidence}" for check in found.b.checks],
-        "failure": found.b.failure,
-        **_foretold(found),
+        "verdict": result.verdict,
+        "ratio": result.ratio,
+        "interval": result.interval,
+        "noise_floor": result.noise_floor,
+        "unit": result.unit,
+        "us_per_step": [result.a.us_per_step, result.b.us_per_step],
+        "pairs": result.pairs,
+        "checks": [f"{check.name}={check.value}: {check.state}, {check.evidence}" for check in result.b.checks],
+        "failure": result.b.failure,
+        **_foretold(result),
         "seconds": time.monotonic() - began,
     }
     _tell(row)
     return row
 
 
-def _foretold(found: Any) -> dict[str, Any]:
-    made = found.b.prediction
+def _foretold(result: Any) -> dict[str, Any]:
+    made = result.b.prediction
     told: dict[str, Any] = {"predicted": None, "error": None, "holds": None}
     if made is None:
         return told
@@ -112,10 +112,10 @@ def _foretold(found: Any) -> dict[str, Any]:
         "refused": made.refused,
         "basis": made.basis,
     }
-    if found.ratio is not None and made.interval is not None:
-        told["holds"] = bool(made.interval[0] <= found.ratio <= made.interval[1])
+    if result.ratio is not None and made.interval is not None:
+        told["holds"] = bool(made.interval[0] <= result.ratio <= made.interval[1])
         if told["predicted"]["ratio"] is not None:
-            told["error"] = abs(float(made.ratio) / found.ratio - 1)
+            told["error"] = abs(float(made.ratio) / result.ratio - 1)
     return told
 
 
@@ -132,10 +132,10 @@ def _tell(row: dict[str, Any]) -> None:
     )
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How many verdicts and predictions are right."""
-    yield Figure.share("verdicts right", kept["right"], kept["cells"], "right")
-    predictions = kept["predictions"]
+    yield Figure.share("verdicts right", results["right"], results["cells"], "right")
+    predictions = results["predictions"]
     held, of = predictions["interval_holds"]
     yield Figure(
         f"median error of {predictions['count']} predictions", predictions["median_error"], "%", target="error"
@@ -143,8 +143,8 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure.share("interval of a prediction holds", held, of, "interval")
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """Each verdict that is wrong."""
-    for row in kept["rows"]:
+    for row in results["rows"]:
         if not verdict_holds(row["verdict"], row["truth"]):
             yield f"- {row['knob']}={row['value']}: {row['because']}. Must be {row['truth']}, said {row['verdict']}"

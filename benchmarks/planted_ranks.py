@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import first_runs
 from benchmarks.harness import RESULTS, ROOT, Figure
 from planted.catalogue import HEALTHY, RANKS, PlantedRanks
-from planted.judge import judged_job
+from planted.judge import job_judgement
 from planted.stopwatch import Clock, Enough, by_optimizer, execute, hushed
 
 FILE = RESULTS / "planted_ranks.json"
@@ -37,13 +37,13 @@ def measure(store: Path | None = None) -> dict[str, object]:
     """All scripts, one after the other. `store`: where the runs and what was printed are kept; None: nowhere."""
     from gpulab.devices.machine import environment
 
-    kept, rows = _kept_first_runs(), list[dict[str, Any]]()
+    results, rows = _first_runs(), list[dict[str, Any]]()
     for planted in RANKS:
         rows.append(row_of(planted, store))
         when = f"{datetime.now(UTC):%Y-%m-%d}"
-        kept = first_runs.extended(kept, rows, RANKS, date=when, cpu=environment().cpu)
-        _keep(kept)  # at once: no script has a second first run
-    return {"totals": totals(rows), "rows": rows, "first_runs": kept}
+        results = first_runs.extended(results, rows, RANKS, date=when, cpu=environment().cpu)
+        _keep(results)  # at once: no script has a second first run
+    return {"totals": totals(rows), "rows": rows, "first_runs": results}
 
 
 def row_of(planted: PlantedRanks, store: Path | None = None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _kept_first_runs() -> list[dict[str, Any]]:
+def _first_runs() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if FILE.exists():
         found = json.loads(FILE.read_text(encoding="utf-8"))["first_runs"]
@@ -105,21 +105,21 @@ def recorded(planted: PlantedRanks, store: Path | None = None) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         script, figures = Path(folder, f"{planted.name}.py"), Path(folder, "figures.json")
         script.write_text(planted.text(), encoding="utf-8")
-        kept = Path(folder, "kept") if store is None else store / planted.name
+        store_folder = Path(folder, "kept") if store is None else store / planted.name
         words = [sys.executable, "-m", "gpulab", "record", "--ranks", str(planted.ranks)]
-        printed = _output([*words, "--json", str(figures), str(script)], folder, kept)
+        printed = _output([*words, "--json", str(figures), str(script)], folder, store_folder)
         if not figures.exists():
             raise RuntimeError(f"no report: {' | '.join(printed.splitlines()[-5:])}")
         if store is not None:
-            (kept / "printed.txt").write_text(printed, encoding="utf-8")
-        return judged_job(planted, json.loads(figures.read_text(encoding="utf-8")))
+            (store_folder / "printed.txt").write_text(printed, encoding="utf-8")
+        return job_judgement(planted, json.loads(figures.read_text(encoding="utf-8")))
 
 
-def _output(words: list[str], folder: str, kept: Path) -> str:
+def _output(words: list[str], folder: str, store_folder: Path) -> str:
     """What the command prints. It and all its ranks are ended where they take too long."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "GPULAB_DIR": str(kept),
+        "GPULAB_DIR": str(store_folder),
         "CUDA_VISIBLE_DEVICES": "",
         "COLUMNS": "120",
     }
@@ -191,23 +191,23 @@ def _time_this_rank(program: Path, warmup: int, steps: int) -> None:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Now, and at the first run."""
-    t = kept["totals"]
+    t = results["totals"]
     right, of = t["right"] + t["healthy_right"], t["with_cause"] + t["healthy"]
     yield Figure.share("headline right now", right, of, "headline")
-    for entry in kept["first_runs"]:
+    for entry in results["first_runs"]:
         run = entry["first_run"]
         right = run["right"] + run["healthy"] - run["false_alarms"]
         yield Figure.share(f"{entry['cohort']}: headline right at the first run", right, entry["cells"], "headline")
         yield Figure.share(f"{entry['cohort']}: … of the scripts with a cause", run["right"], run["with_cause"])
         yield Figure.count(f"{entry['cohort']}: false alarms", run["false_alarms"], run["healthy"])
-    yield Figure("highest load average before a script", max(row["load"] for row in kept["rows"]))
+    yield Figure("highest load average before a script", max(row["load"] for row in results["rows"]))
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """Each script that is not right now."""
-    for row in kept["rows"]:
+    for row in results["rows"]:
         if not row.get("right"):
             said = row["failed"] or row["headline"]
             yield f"- {row['name']}: {row['because']}. Planted {(*row['causes'], HEALTHY)[0]}, said {said}"
@@ -221,15 +221,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--store", type=Path, metavar="FOLDER", help="keep the runs there, in a folder for each script")
     parser.add_argument("--stopwatch", action="store_true", help="time per step as written and without the cause")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     scripts = {planted.name: planted for planted in RANKS}
-    if unknown := [name for name in asked.names if name not in scripts]:
+    if unknown := [name for name in options.names if name not in scripts]:
         parser.error(f"no script {unknown[0]!r}: {', '.join(scripts)}")
-    for planted in (scripts[name] for name in asked.names or scripts):
-        if asked.stopwatch:
+    for planted in (scripts[name] for name in options.names or scripts):
+        if options.stopwatch:
             print(f"{planted.cause:22} {planted.name:26}", measured(planted), flush=True)
         else:
-            print("       ", row_of(planted, asked.store.absolute() if asked.store else None).get("summary", ""))
+            print("       ", row_of(planted, options.store.absolute() if options.store else None).get("summary", ""))
     return None
 
 

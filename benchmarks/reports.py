@@ -29,8 +29,8 @@ _SAID = 3  # findings that are kept
 
 def measure() -> dict[str, object]:
     """What was said at the first run; nothing is run again."""
-    kept: dict[str, object] = json.loads(FILE.read_text(encoding="utf-8"))
-    return kept
+    results: dict[str, object] = json.loads(FILE.read_text(encoding="utf-8"))
+    return results
 
 
 def row_of(case: str) -> dict[str, Any]:
@@ -63,22 +63,22 @@ def row_of(case: str) -> dict[str, Any]:
 
 def run(cases: tuple[str, ...], *, keep: bool) -> None:
     """Each in a process of its own; printed."""
-    kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"rows": []}
-    known = {row["case"] for row in kept["rows"]}
+    results = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"rows": []}
+    known = {row["case"] for row in results["rows"]}
     for case in cases:
         row = in_own_process("benchmarks.reports", "row_of", case=case)
         print(f"\n## {case}: {row['because']} [{row['faster']}×] at {row['line']}")
         for finding in row["said"]:
             print(f"  - {finding['finding']}: {finding['summary']} | {finding['line']}", flush=True)
         if keep and case not in known:
-            kept["rows"].append(row)
-            FILE.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            results["rows"].append(row)
+            FILE.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How many causes were named, missed and invented."""
     for cohort in ("first", "second", "third", "fourth"):
-        rows = [row for row in kept["rows"] if row.get("verdict") in VERDICTS and row["cohort"] == cohort]
+        rows = [row for row in results["rows"] if row.get("verdict") in VERDICTS and row["cohort"] == cohort]
         healthy = [r for r in rows if r["because"] == "healthy"]
         planted = [r for r in rows if r not in healthy]
         for verdict in VERDICTS:

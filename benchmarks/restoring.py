@@ -67,10 +67,10 @@ def _pair(state: Any, names: dict[str, Any], *, restore_first: bool) -> dict[str
     return row
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Taking the state is done once for an experiment, restoring it before each block."""
-    size = f"{kept['parameters'] / 1e6:,.0f} million parameters, {kept['state_bytes'] / 2**30:.2f} GiB"
-    yield Figure(f"taking the state of {size}", kept["snapshot_s"], "s")
-    yield Figure("restoring it", kept["median"]["restore_s"], "s")
-    yield Figure("`copy.deepcopy` of model and optimizer", kept["median"]["deepcopy_s"], "s")
-    yield Figure.of_ratio("restoring over `copy.deepcopy`", kept["restore_over_deepcopy"], "×", "ratio")
+    size = f"{results['parameters'] / 1e6:,.0f} million parameters, {results['state_bytes'] / 2**30:.2f} GiB"
+    yield Figure(f"taking the state of {size}", results["snapshot_s"], "s")
+    yield Figure("restoring it", results["median"]["restore_s"], "s")
+    yield Figure("`copy.deepcopy` of model and optimizer", results["median"]["deepcopy_s"], "s")
+    yield Figure.of_ratio("restoring over `copy.deepcopy`", results["restore_over_deepcopy"], "×", "ratio")

@@ -32,9 +32,9 @@ def measure() -> dict[str, object]:
 
 def row_of(planted: SimulatedLoop) -> dict[str, Any]:
     """What is true of one loop, what was said of it, and whether that is right."""
-    told = judge.said(diagnosis_of(planted))
+    findings = judge.said(diagnosis_of(planted))
     ratios = ratios_of(planted)
-    finding = judge.true_finding(planted, told)
+    finding = judge.true_finding(planted, findings)
     cured = ratios.get(planted.causes[0]) if planted.causes else None
     arms: dict[str, Any] = {} if cured is None else {"cured": {"ratio": cured, "interval": [cured, cured]}}
     arms |= _advised(planted, finding)
@@ -47,9 +47,9 @@ def row_of(planted: SimulatedLoop) -> dict[str, Any]:
         "failed": "",
         "untrue": judge.untrue_of_loop(planted, ratios),
         "measured": {"ratios": ratios, "arms": arms},
-        "headline": told["headline"],
-        "findings": [f["key"] for f in told["findings"]],
-        **judge.judged(planted, told),
+        "headline": findings["headline"],
+        "findings": [f["key"] for f in findings["findings"]],
+        **judge.judgement(planted, findings),
         **predicted,
     }
 
@@ -87,17 +87,17 @@ def _advised(planted: SimulatedLoop, finding: Mapping[str, Any] | None) -> dict[
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """The totals, at the first run and now."""
-    for when, t in (("at the first run", kept["first_run"]), ("now", kept["totals"])):
+    for when, t in (("at the first run", results["first_run"]), ("now", results["totals"])):
         yield Figure.share(f"headline right {when}", t["headline_right"], t["sick"], "headline")
         yield Figure.count(f"false alarms {when}", t["false_alarms"], t["healthy"], "false_alarms")
         yield Figure(f"median error of {t['predictions']} predictions {when}", t["median_error"], "%", target="error")
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """Each loop that is not right."""
-    for row in kept["rows"]:
+    for row in results["rows"]:
         if not row["right"] or row["false_alarms"]:
             planted = " + ".join(row["causes"]) or "healthy"
             yield f"- {row['name']}: {row['because']}. Planted {planted}, said {', '.join(row['findings'])}"

@@ -45,7 +45,7 @@ class Switch(Struct, frozen=True, eq=False):
             yield
 
     @contextmanager
-    def watched(self, note: Callable[[], None]) -> Iterator[None]:
+    def observe(self, note: Callable[[], None]) -> Iterator[None]:
         """As it is; `note` is called where the diagnosis would differ without it, or always where nothing tells."""
         owner, name = self._attribute()
         probe = _probe(getattr(owner, name), self.off, note)

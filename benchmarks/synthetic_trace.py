@@ -175,8 +175,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="synthetic_trace", description="Write a made-up PyTorch trace.")
     parser.add_argument("events", type=int)
     parser.add_argument("path", type=Path)
-    asked = parser.parse_args()
-    print(f"{write(asked.path, asked.events):,} events in {asked.path}")
+    options = parser.parse_args()
+    print(f"{write(options.path, options.events):,} events in {options.path}")
 
 
 if __name__ == "__main__":

@@ -44,18 +44,18 @@ def page() -> str:
 
 def section(name: str) -> str:
     """One benchmark."""
-    kept = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     figures, notes = function_of(name, "figures"), function_of(name, "notes")
     assert figures is not None
     targets = BENCHMARKS[name].get("targets", {})
-    said = "".join(f"{note}\n" for note in notes(kept)) if notes is not None else ""
+    said = "".join(f"{note}\n" for note in notes(results)) if notes is not None else ""
     return SECTION.format(
         name=name,
         title=BENCHMARKS[name]["title"],
         about=BENCHMARKS[name]["about"],
-        rows="\n".join(row_of(figure, targets) for figure in figures(kept)),
+        rows="\n".join(row_of(figure, targets) for figure in figures(results)),
         notes=f"\n{said}" if said else "",
-        measured=_where(kept) if "machine" in kept else "",
+        measured=_where(results) if "machine" in results else "",
     )
 
 
@@ -97,9 +97,9 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 }
 
 
-def _where(kept: Mapping[str, Any]) -> str:
-    machine, packages = kept["machine"], kept["machine"]["packages"]
+def _where(results: Mapping[str, Any]) -> str:
+    machine, packages = results["machine"], results["machine"]["packages"]
     return (
-        f"Measured {kept['measured']}: {machine['cpu']}, {machine['usable_cores']:g} usable cores, "
+        f"Measured {results['measured']}: {machine['cpu']}, {machine['usable_cores']:g} usable cores, "
         f"Python {machine['python']}, torch {packages.get('torch', '–')}. No GPU. "
     )

@@ -28,7 +28,7 @@ from planted.stopwatch import Clock, Enough, by_optimizer, execute, hushed, note
 
 CELLS = FOLDER / "unlisted"
 CASES = tuple(sorted(path.stem for path in CELLS.glob("*.py")))
-_WATCH = "_stopwatch"
+_STOPWATCH = "_stopwatch"
 LEAST_SHARE, WITHIN = 0.25, 0.05  # of a step
 WARMUP_PCT, STEPS = 10, 150
 
@@ -46,7 +46,7 @@ def row_of(case: str) -> dict[str, Any]:
     """What the stopwatch says of a case, and what gpulab does."""
     header = tomllib.loads(header_and_code((CELLS / f"{case}.py").read_text())[0])
     watch = Stopwatch()
-    setattr(builtins, _WATCH, watch)
+    setattr(builtins, _STOPWATCH, watch)
     with folder_of_its_own(gpu=False), _own_modules():
         alone, step_us = watch.share_of(case)
         run = in_notebook(*watch.texts(case))
@@ -58,11 +58,11 @@ def row_of(case: str) -> dict[str, Any]:
         "share": share,
         "share_alone": alone,
         "step_alone_us": step_us,
-        **judged(run, header["callee"], share),
+        **judgement(run, header["callee"], share),
     }
 
 
-def judged(run: Any, callee: str, share: float) -> dict[str, Any]:
+def judgement(run: Any, callee: str, share: float) -> dict[str, Any]:
     """The finding that names the marked line, as its own or in its words, else the first."""
     import gpulab
 
@@ -117,7 +117,7 @@ class Stopwatch:
     def texts(self, case: str) -> tuple[str, str]:
         """The earlier cells and the cell with this around the statement. What was noted is forgotten."""
         self._spans.clear()
-        text = re.sub(rf"^( *)(.+{HOT_MARK})$", rf"\1with {_WATCH}: \2", code_of(CELLS / f"{case}.py"), flags=re.M)
+        text = re.sub(rf"^( *)(.+{HOT_MARK})$", rf"\1with {_STOPWATCH}: \2", code_of(CELLS / f"{case}.py"), flags=re.M)
         return parted(text)
 
     def share_of(self, case: str) -> tuple[float, float]:
@@ -134,9 +134,9 @@ class Stopwatch:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How many are named, by what is right of them."""
-    rows = [row for row in kept["rows"] if row["share"] >= LEAST_SHARE]
+    rows = [row for row in results["rows"] if row["share"] >= LEAST_SHARE]
     yield Figure.share("line, callee and share right", sum(row["right"] for row in rows), len(rows), "right")
     for what, key in (("line", "line"), ("callee", "callee"), ("share within five points", "close")):
         yield Figure.share(f"… {what}", sum(row[key] for row in rows), len(rows))

@@ -197,7 +197,7 @@ def large() -> dict[str, object]:
         file = Path(folder, "made.json.gz")
         synthetic_trace.write(file, LARGE)
         command = [str(Path(sys.executable).with_name("gpulab")), "report", str(file), "--json"]
-        rows = [_watched(command, _environment(Path(folder))) for _ in range(2)]  # the second one from the cache
+        rows = [_measure(command, _environment(Path(folder))) for _ in range(2)]  # the second one from the cache
         again = float(_output([sys.executable, "-c", OPENING, str(file)], _environment(Path(folder))))
         size = file.stat().st_size
     names = ("first_time", "again")
@@ -209,21 +209,21 @@ def large() -> dict[str, object]:
     }
 
 
-def _watched(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, int]:
+def _measure(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, int]:
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=dict(environment))
     peak, over = 0, threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         nonlocal peak
-        watched = psutil.Process(process.pid)
+        child = psutil.Process(process.pid)
         while not over.wait(0.05):
             try:
-                peak = max(peak, sum(p.memory_info().rss for p in (watched, *watched.children(recursive=True))))
+                peak = max(peak, sum(p.memory_info().rss for p in (child, *child.children(recursive=True))))
             except psutil.Error:
                 continue
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=sample)
     thread.start()
     status = process.wait()
     seconds = time.perf_counter() - began
@@ -243,7 +243,7 @@ def first_screen() -> dict[str, object]:
     with kernel() as session:
         session.run(WINDOW)
         for _ in range(TURNS):
-            shown = session.shown_at(WINDOW_CELL)
+            shown = session.display_s(WINDOW_CELL)
             rows.append(shown - session.value("last"))
             session.run(KEY_AVERAGES)
             peer.append(session.value("key_averages_s"))
@@ -293,9 +293,9 @@ def _ab(name: str, before: str, cell: str, setting: str) -> dict[str, object]:
 # for people
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """Each wait, then each comparison."""
-    commands, large, screen, compared = (kept[k] for k in ("commands", "large", "first_screen", "comparisons"))
+    commands, large, screen, compared = (results[k] for k in ("commands", "large", "first_screen", "comparisons"))
     seconds, over = commands["seconds"], commands["over_report"]
     events = f"{large['events']:,} events"
     for what, key, target in (

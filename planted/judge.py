@@ -45,7 +45,7 @@ def said(diagnosis: Any) -> dict[str, Any]:
     }
 
 
-def judged(planted: Case, told: Mapping[str, Any]) -> dict[str, Any]:
+def judgement(planted: Case, told: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the headline is right, and where the planted causes stand among the findings."""
     keys = [f["key"] for f in told["findings"]]
     ranks = {cause: _rank(keys, (cause, *(planted.also if i == 0 else ()))) for i, cause in enumerate(planted.causes)}
@@ -58,7 +58,7 @@ def judged(planted: Case, told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def judged_trace(case: PlantedTrace, told: Mapping[str, Any]) -> dict[str, Any]:
+def trace_judgement(case: PlantedTrace, told: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a trace; `wrong` says in words what must not be so."""
     keys = {f["key"] for f in told["findings"]}
     wrong = []
@@ -70,9 +70,9 @@ def judged_trace(case: PlantedTrace, told: Mapping[str, Any]) -> dict[str, Any]:
         wrong += [f"advises {k}" for k in case.never_settings if k in finding["settings"]]
     if case.recoverable_us is not None:
         low, high = case.recoverable_us
-        given_back = told["findings"][0]["recoverable_us_per_step"]
-        if given_back is None or not low <= given_back <= high:
-            wrong.append(f"{_ms(given_back)} to give back, not {_ms(low)} to {_ms(high)}")
+        saving = told["findings"][0]["recoverable_us_per_step"]
+        if saving is None or not low <= saving <= high:
+            wrong.append(f"{_ms(saving)} to give back, not {_ms(low)} to {_ms(high)}")
     return {"right": not wrong, "wrong": wrong}
 
 
@@ -110,12 +110,12 @@ def truth_of(planted: Planted, measured: Mapping[str, Any] | None) -> str:
             return f"the second cure only gives ×{both / first:.3f} more"
         if first - both > 1 - first:
             return f"the second cause costs more: {first - both:.2f} of the time, the first {1 - first:.2f}"
-    labels = tried(planted, arms)
+    labels = trials(planted, arms)
     gaining = [f"{label} ×{arms[label]['ratio']:.3f}" for label in labels if _gains(arms[label], arms[AGAIN])]
     return f"gains from {', '.join(gaining)}" if gaining else ""
 
 
-def tried(planted: Planted, arms: Mapping[str, Any]) -> list[str]:
+def trials(planted: Planted, arms: Mapping[str, Any]) -> list[str]:
     """Of the arms the knobs that a healthy cell must not gain from."""
     return [label for label in (f"{k}={v}" for k, v in planted.tries.items()) if label in arms]
 
@@ -126,7 +126,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sick, healthy = [r for r in ran if r["causes"]], [r for r in ran if not r["causes"]]
     layered = [r for r in sick if len(r["causes"]) > 1]
     errors = [r["error"] for r in sick if r["error"] is not None]
-    held = [r["holds"] for r in sick if r["holds"] is not None]
+    hits = [r["holds"] for r in sick if r["holds"] is not None]
     arms = [(r["measured"] or {}).get("arms", {}) for r in healthy]
     again = [abs(a[AGAIN]["ratio"] - 1) for a in arms if AGAIN in a]
     return {
@@ -142,7 +142,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "false_alarms": sum(bool(r["false_alarms"]) for r in healthy),
         "predictions": len(errors),
         "median_error": statistics.median(errors) if errors else None,
-        "interval_holds": [sum(held), len(held)],
+        "interval_holds": [sum(hits), len(hits)],
         "median_noise": statistics.median(again) if again else None,
         "untrue": [r["name"] for r in ran if r["untrue"]],
     }
@@ -160,7 +160,7 @@ def untrue_of_loop(planted: Case, ratios: Mapping[str, float]) -> str:
     return f"{better[0]} gives ×{ratios[better[0]]:.3f}, the planted cure ×{mine:.3f}" if better else ""
 
 
-def judged_job(planted: PlantedRanks, document: Mapping[str, Any]) -> dict[str, Any]:
+def job_judgement(planted: PlantedRanks, document: Mapping[str, Any]) -> dict[str, Any]:
     """What the JSON of a job's report says. Raises RuntimeError where it is not of all its ranks."""
     present = document.get("ranks") or {}
     if document.get("source") != "ranks" or len(present.get("present") or ()) != planted.ranks:
@@ -216,8 +216,8 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _rank(keys: Sequence[str], wanted: Sequence[str]) -> int | None:
-    return next((i for i, key in enumerate(keys, start=1) if key in wanted), None)
+def _rank(keys: Sequence[str], expected: Sequence[str]) -> int | None:
+    return next((i for i, key in enumerate(keys, start=1) if key in expected), None)
 
 
 def _gains(arm: Mapping[str, Any], again: Mapping[str, Any]) -> bool:

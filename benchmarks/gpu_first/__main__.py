@@ -23,19 +23,19 @@ def main() -> int:
     )
     parser.add_argument("--simulate", action="store_true", help="the CPU stands in for a GPU, with tiny sizes")
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help="for everything together")
-    asked = parser.parse_args()
-    wrong = sorted(set(asked.names) - {part.name for part in PARTS})
+    options = parser.parse_args()
+    wrong = sorted(set(options.names) - {part.name for part in PARTS})
     if wrong:
         parser.error(f"no part {wrong[0]!r}: {'; '.join(p.name for p in PARTS)}")
     if missing := what_is_missing():
         print(missing, file=sys.stderr)
         return 2
-    folder = Folder(asked.out)
+    folder = Folder(options.out)
     clear(folder)
-    chosen = [part for part in PARTS if not asked.names or part.name in asked.names]
-    kept = play_all(chosen, folder, simulate=asked.simulate, budget_s=asked.budget)
-    folder.table.write_text(table(kept), encoding="utf-8")
-    print(f"\n{table(kept, short=True)}")
+    selection = [part for part in PARTS if not options.names or part.name in options.names]
+    results = play_all(selection, folder, simulate=options.simulate, budget_s=options.budget)
+    folder.table.write_text(table(results), encoding="utf-8")
+    print(f"\n{table(results, short=True)}")
     return 0
 
 

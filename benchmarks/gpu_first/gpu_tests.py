@@ -18,16 +18,16 @@ TIMEOUT_S = 90
 
 def measure(answer: Answer, stage: Stage) -> None:
     """All tests that need a GPU; without one each file is skipped."""
-    kept = Outcomes(answer)
+    results = Outcomes(answer)
     arguments = [str(ROOT / "tests" / "gpu"), "-m", "gpu", "-p", "no:cacheprovider", "-rs", "--tb=short"]
     if importlib.util.find_spec("pytest_timeout") is not None:
         arguments += ["--timeout", str(TIMEOUT_S)]
     if importlib.util.find_spec("hypothesis") is None:  # tests/conftest.py needs it, the tests of the GPU do not
         arguments += ["--noconftest", "-o", f"pythonpath={ROOT / 'tests'}"]
-    code = pytest.main(arguments, plugins=[kept])
+    code = pytest.main(arguments, plugins=[results])
     answer.figure("exit_code", int(code))
-    answer.figure("outcomes", dict(Counter(kept.outcomes.values())))
-    ran = sum(outcome in ("passed", "failed") for outcome in kept.outcomes.values())
+    answer.figure("outcomes", dict(Counter(results.outcomes.values())))
+    ran = sum(outcome in ("passed", "failed") for outcome in results.outcomes.values())
     if not ran:
         answer.unmeasured("tests/gpu", "passed", "no test has run" + ("; simulated" if stage.simulated else ""))
 

@@ -158,10 +158,11 @@ def queries(nv: ModuleType, handle: object) -> Iterator[tuple[str, Callable[[], 
 
 def _samples(nv: ModuleType, handle: object, kind: int) -> str:
     """How many the driver keeps, and how far apart they lie."""
-    _, kept = nv.nvmlDeviceGetSamples(handle, kind, 0)
-    times = [sample.timeStamp for sample in kept if sample.timeStamp]
+    _, results = nv.nvmlDeviceGetSamples(handle, kind, 0)
+    times = [sample.timeStamp for sample in results if sample.timeStamp]
     gaps_ms = [(later - earlier) / 1e3 for earlier, later in pairwise(times)]
-    return f"{len(kept)} samples, {statistics.median(gaps_ms):.0f} ms apart" if gaps_ms else f"{len(kept)} samples"
+    apart = f", {statistics.median(gaps_ms):.0f} ms apart" if gaps_ms else ""
+    return f"{len(results)} samples{apart}"
 
 
 def _fields(nv: ModuleType, handle: object) -> dict[str, list[int]]:

@@ -37,7 +37,7 @@ from benchmarks.kills.trials import (
 
 COUNT = 20
 AT_ONCE = 2
-HELD_S = 4.0  # within so long of a collective's begin it is killed
+COLLECTIVE_S = 4.0  # within so long of a collective's begin it is killed
 
 
 class Case(Struct, frozen=True):
@@ -47,7 +47,7 @@ class Case(Struct, frozen=True):
     target: str
     number: signal.Signals
     ranks: int = 2
-    held: bool = False
+    in_collective: bool = False
 
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
@@ -58,10 +58,10 @@ CASES = {
     "rank_kill": Case("one of two ranks: SIGKILL", "rank", KILL),
     "launcher_term": Case("their launcher: SIGTERM", "launcher", TERM),
     "launcher_kill": Case("their launcher: SIGKILL", "launcher", KILL),
-    "held_rank_term": Case("one of two ranks, in a collective: SIGTERM", "rank", TERM, held=True),
-    "held_rank_kill": Case("one of two ranks, in a collective: SIGKILL", "rank", KILL, held=True),
-    "held_launcher_term": Case("their launcher, in a collective: SIGTERM", "launcher", TERM, held=True),
-    "held_launcher_kill": Case("their launcher, in a collective: SIGKILL", "launcher", KILL, held=True),
+    "held_rank_term": Case("one of two ranks, in a collective: SIGTERM", "rank", TERM, in_collective=True),
+    "held_rank_kill": Case("one of two ranks, in a collective: SIGKILL", "rank", KILL, in_collective=True),
+    "held_launcher_term": Case("their launcher, in a collective: SIGTERM", "launcher", TERM, in_collective=True),
+    "held_launcher_kill": Case("their launcher, in a collective: SIGKILL", "launcher", KILL, in_collective=True),
 }
 SLURM = {"scancel": "a Slurm job: `scancel`", "limit": "a Slurm job: its time limit of a minute"}
 
@@ -70,13 +70,13 @@ def measure() -> dict[str, object]:
     """All cases: about an hour."""
     from tests.support.slurm_cluster import CannotRun
 
-    cases, left_out = {}, []
+    cases, omissions = {}, []
     for name in (*CASES, *SLURM):
         try:
             cases[name] = _case(name, COUNT, AT_ONCE)
         except CannotRun as e:
-            left_out.append(f"{SLURM[name]} ({e})")
-    return {"latest_s": LATEST_S, "cases": cases, "left_out": left_out}
+            omissions.append(f"{SLURM[name]} ({e})")
+    return {"latest_s": LATEST_S, "cases": cases, "left_out": omissions}
 
 
 def _case(name: str, count: int, at_once: int) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _case(name: str, count: int, at_once: int) -> dict[str, Any]:
         rows = slurm.trials(name, count, spans_s)
         return {"spans_s": spans_s, "bare_statuses": [], **totals(rows), "rows": rows}
     case = CASES[name]
-    spans_s = {"hold": HELD_S} if case.held else _spans_s(case)
+    spans_s = {"hold": COLLECTIVE_S} if case.in_collective else _spans_s(case)
     draw = random.Random(name)
     moments = []
     for i, (since, span_s) in enumerate(spans_s.items()):
@@ -141,7 +141,9 @@ def _trial(name: str, number: int, moment: tuple[str, float]) -> dict[str, Any]:
 
 def _words(case: Case, number: int) -> list[str]:
     """Arguments of the script: every other one loads in a worker."""
-    return [str(number % 2), str(STEPS)] if case.ranks == 1 else [str(STEPS), str(HOLD_AT if case.held else -1)]
+    if case.ranks == 1:
+        return [str(number % 2), str(STEPS)]
+    return [str(STEPS), str(HOLD_AT if case.in_collective else -1)]
 
 
 def _await_moment(trial: Trial, case: Case, number: int, outermost: int, moment: tuple[str, float]) -> int | None:
@@ -176,8 +178,8 @@ def _spans_s(case: Case) -> dict[str, float]:
         ended_s = time.time()
         log = trial.log(0)
         assert log is not None and log.end_s, (folder / "output").read_text()
-        found = read(trial, ended_s)
-        assert not found["problems"] and all(r["stored"] == STEPS for r in found["ranks"]), found
+        result = read(trial, ended_s)
+        assert not result["problems"] and all(r["stored"] == STEPS for r in result["ranks"]), result
         return {"start": log.begin_s - log.start_s, "begin": ended_s - log.begin_s}
 
 
@@ -193,9 +195,9 @@ def _bare_statuses(name: str) -> list[int | None]:
                 case,
                 number if case.target == "rank" else 0,
                 process.pid,
-                ("hold" if case.held else "begin", 0.0),
+                ("hold" if case.in_collective else "begin", 0.0),
             )
-            if not case.held:
+            if not case.in_collective:
                 trial.wait_for(lambda trial=trial: len(log.steps_s) > 50 if (log := trial.log(0)) else False)  # type: ignore[misc]
             else:
                 time.sleep(0.5)
@@ -215,10 +217,10 @@ def _counts(words: Iterator[str] | Any) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """For each case what was readable, how much was lost, and every miss."""
     titles = {**{name: case.title for name, case in CASES.items()}, **SLURM}
-    for name, case in kept["cases"].items():
+    for name, case in results["cases"].items():
         title = f"{titles[name]}, {case['trials']} times"
         yield Figure.share(f"{title}: runs readable", case["runs_readable"], case["runs_expected"], "readable")
         if case["lost_s"]:
@@ -226,14 +228,14 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
         yield Figure(f"{title}: misses", len(case["misses"]), target="misses")
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """How the command ended, beside how the same script ends without gpulab."""
     titles = {**{name: case.title for name, case in CASES.items()}, **SLURM}
-    for name, case in kept["cases"].items():
+    for name, case in results["cases"].items():
         statuses = ", ".join(f"{status}: {count}" for status, count in case["statuses"].items())
         bare = ", ".join(dict.fromkeys(map(str, case["bare_statuses"]))) or "not measured"
         yield f"- {titles[name]}: exit status {statuses}; without gpulab {bare}"
-    absent = [title for name, title in titles.items() if name not in kept["cases"]]
+    absent = [title for name, title in titles.items() if name not in results["cases"]]
     if absent:
         yield f"- not measured yet: {'; '.join(absent)}"
 
@@ -244,10 +246,10 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="CASE", help=", ".join((*CASES, *SLURM)))
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--at-once", type=int, default=AT_ONCE)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     file = RESULTS / "kills.json"
-    for name in asked.names or (*CASES, *SLURM):
-        kept = json.loads(file.read_text()) if file.exists() else {}
-        cases = kept.get("cases", {}) | {name: _case(name, asked.count, asked.at_once)}
+    for name in options.names or (*CASES, *SLURM):
+        results = json.loads(file.read_text()) if file.exists() else {}
+        cases = results.get("cases", {}) | {name: _case(name, options.count, options.at_once)}
         save("kills", {"latest_s": LATEST_S, "cases": {n: cases[n] for n in (*CASES, *SLURM) if n in cases}})
         print(json.dumps({k: v for k, v in cases[name].items() if k != "rows"}, indent=1))

@@ -60,7 +60,7 @@ def _trial(kind: str, number: int, moment: tuple[str, float], own: dict[str, str
         trial = Trial(folder, f"slurm-{kind}-{number}-{time.time_ns()}", ranks)
         environment = {**trial.environment, **own}
         job = _submit(trial, kind, number, moment[1], environment)
-        killed_s, left = 0.0, list[str]()
+        killed_s, processes = 0.0, list[str]()
         try:
             if kind == "scancel":
                 if trial.reached(moment[0]) is not None:
@@ -71,11 +71,11 @@ def _trial(kind: str, number: int, moment: tuple[str, float], own: dict[str, str
             ended_s = time.time() - killed_s if killed_s else None
         finally:
             subprocess.run(["scancel", "--quiet", job], env=environment, check=False)
-            left = trial.end()
+            processes = trial.end()
         row = {"number": number, "moment": moment, "ranks_of_job": ranks, "ended_s": ended_s}
         row["status"] = " ".join(_statuses(folder, ranks)) or "none"
         row |= read(trial, killed_s or time.time())
-        row["problems"] += [f"a process is left: {command}" for command in left]
+        row["problems"] += [f"a process is left: {command}" for command in processes]
         if row["problems"]:
             row["output"] = (folder / "output").read_text(errors="replace")[-2000:]
     print(f"  slurm {kind} {end_words(row)}", file=sys.stderr, flush=True)
@@ -97,10 +97,10 @@ def _submit(trial: Trial, kind: str, number: int, delay_s: float, environment: d
     batch = trial.folder / "job.sh"
     quoted = " ".join(f"'{word}'" for word in command)
     batch.write_text(f"#!/bin/bash\nsleep {delay_s if kind == 'limit' else 0}\n{quoted}\n")
-    asked = ["--parsable", f"--nodes={trial.ranks}", "--time=1" if kind == "limit" else "--time=5"]
+    options = ["--parsable", f"--nodes={trial.ranks}", "--time=1" if kind == "limit" else "--time=5"]
     output = str(trial.folder / "output")
     said = subprocess.run(
-        ["sbatch", *asked, f"--output={output}", str(batch)],
+        ["sbatch", *options, f"--output={output}", str(batch)],
         env=environment,
         check=True,
         capture_output=True,
@@ -112,8 +112,8 @@ def _submit(trial: Trial, kind: str, number: int, delay_s: float, environment: d
 
 def _wait_until_over(job: str, environment: dict[str, str]) -> None:
     while True:
-        asked = ["squeue", "--noheader", "--states=all", "--jobs", job, "--format=%T"]
-        said = subprocess.run(asked, env=environment, capture_output=True, text=True)
+        options = ["squeue", "--noheader", "--states=all", "--jobs", job, "--format=%T"]
+        said = subprocess.run(options, env=environment, capture_output=True, text=True)
         state = said.stdout.strip()
         if said.returncode or not state or state in ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL"):
             return

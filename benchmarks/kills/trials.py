@@ -143,8 +143,8 @@ class Trial(Struct):
             times = [{"start": log.start_s, "begin": log.begin_s, "hold": log.hold_s}[since] for log in logs if log]
             return max(times) if min(times) > 0.0 else None
 
-        found: float | None = self.wait_for(latest)
-        return found
+        result: float | None = self.wait_for(latest)
+        return result
 
     def end(self) -> list[str]:
         """Wait until nothing of it runs; the commands of what had to be killed."""

@@ -22,7 +22,7 @@ from benchmarks.parity.catalogue import TRAININGS, Training
 from benchmarks.parity.limits import LONGER, Limits
 from benchmarks.parity.staging import missing
 
-KEPT = RESULTS / "parity"
+RESULTS_FOLDER = RESULTS / "parity"
 SHARE = 0.95  # of the best speed
 WANTED = 9  # trainings in ten
 LATEST = 1.03  # times the climb's budget: its last step, and putting everything back
@@ -35,18 +35,22 @@ class Part:
 
     name: str
     limit_s: Callable[[Limits], float]
-    takes: Callable[[dict[str, Any]], dict[str, Any]] = lambda kept: {}
+    takes: Callable[[dict[str, Any]], dict[str, Any]] = lambda results: {}
     may_fail: bool = False
 
 
 PARTS = (
     Part("compiling", lambda limits: limits.compiled_s + SPARE_S, may_fail=True),
-    Part("search", lambda limits: LONGER * limits.search_s + SPARE_S, lambda kept: {"compiling": kept["compiling"]}),
+    Part(
+        "search",
+        lambda limits: LONGER * limits.search_s + SPARE_S,
+        lambda results: {"compiling": results["compiling"]},
+    ),
     Part("climb", lambda limits: limits.climb_s + SPARE_S),
     Part(
         "judgement",
         lambda limits: limits.judgement_s + SPARE_S,
-        lambda kept: {"best": kept["search"]["best"], "kept": kept["climb"]["kept"]},
+        lambda results: {"best": results["search"]["best"], "kept": results["climb"]["kept"]},
     ),
 )
 
@@ -72,7 +76,7 @@ def row_of(
     training: Training,
     limits: Limits | None = None,
     *,
-    folder: Path = KEPT,
+    folder: Path = RESULTS_FOLDER,
     again: bool = False,
     until: str = PARTS[-1].name,
 ) -> dict[str, Any]:
@@ -83,38 +87,38 @@ def row_of(
     limits = limits or Limits()
     row: dict[str, Any] = {"key": training.key, "title": training.title}
     file = folder / f"{training.key}{_suffix()}.json"
-    kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if again:
-        kept = {part: kept[part] for part in ("compiling", "search") if part in kept}
+        results = {part: results[part] for part in ("compiling", "search") if part in results}
     row |= {"repository": training.repository, "commit": training.commit}
     wanted = [part.name for part in PARTS]
-    why = "" if all(name in kept for name in wanted[: wanted.index(until) + 1]) else missing(training)
+    why = "" if all(name in results for name in wanted[: wanted.index(until) + 1]) else missing(training)
     if why:
         _tell(training, f"skipped: {why}")
         return row | {"skipped": why}
     for part in PARTS[: wanted.index(until) + 1]:
-        if part.name in kept:
+        if part.name in results:
             continue
         _tell(training, part.name)
-        arguments = {"key": training.key, "limits": asdict(limits), **part.takes(kept)}
+        arguments = {"key": training.key, "limits": asdict(limits), **part.takes(results)}
         try:
-            kept[part.name] = in_limited_process(
+            results[part.name] = in_limited_process(
                 "benchmarks.parity.parts", part.name, arguments, limit_s=part.limit_s(limits)
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as e:
             if not part.may_fail:
                 _tell(training, f"{part.name} failed: {e}")
                 return row | {"failed": f"{part.name}: {type(e).__name__}"}
-            kept[part.name] = {"failed": type(e).__name__}
-        kept["measured"] = f"{datetime.now(UTC):%Y-%m-%d}"
-        _write(file, {**kept, "training": row})
-    missed = [part.name for part in PARTS if part.name not in kept]
-    return row | ({"failed": f"not measured: {', '.join(missed)}"} if missed else judged_row(kept))
+            results[part.name] = {"failed": type(e).__name__}
+        results["measured"] = f"{datetime.now(UTC):%Y-%m-%d}"
+        _write(file, {**results, "training": row})
+    missed = [part.name for part in PARTS if part.name not in results]
+    return row | ({"failed": f"not measured: {', '.join(missed)}"} if missed else judgement_row(results))
 
 
-def judged_row(kept: dict[str, Any]) -> dict[str, Any]:
+def judgement_row(results: dict[str, Any]) -> dict[str, Any]:
     """What the table says of a training that is finished."""
-    search, climb, judgement = kept["search"], kept["climb"], kept["judgement"]
+    search, climb, judgement = results["search"], results["climb"], results["judgement"]
     by = {_sorted(arm["settings"]): arm for arm in judgement["arms"]}
     ours, share = by.get(_sorted(climb["kept"])), judgement["share"]
     settled = bool(search["best"]) or not search["thin"]  # that nothing helps is shown only where all was measured
@@ -154,11 +158,11 @@ def _suffix() -> str:
     return "_gpu" if torch.cuda.is_available() else ""
 
 
-def _write(file: Path, kept: dict[str, Any]) -> None:
+def _write(file: Path, results: dict[str, Any]) -> None:
     """As a whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_suffix(".part")
-    half.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    half.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     os.replace(half, file)
 
 
@@ -166,10 +170,11 @@ def _tell(training: Training, what: str) -> None:
     print(f"  {training.key}: {what}", file=sys.stderr, flush=True)
 
 
-def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """How many reached the best, then each training: both settings, and the share."""
-    yield Figure.share("reached the best, in time and at the same loss", kept["reached"], kept["tried"], "reached")
-    for row in kept["rows"]:
+    reached, of = results["reached"], results["tried"]
+    yield Figure.share("reached the best, in time and at the same loss", reached, of, "reached")
+    for row in results["rows"]:
         if "reached" in row:
             best, climbed = (_words(row[which]) for which in ("best", "kept"))
             about = (
@@ -179,9 +184,9 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
             yield Figure(about, row["share"] and row["share"]["ratio"], "%", interval, "share")
 
 
-def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+def notes(results: Mapping[str, Any]) -> Iterator[str]:
     """What was measured too briefly, and what is not finished."""
-    for row in kept["rows"]:
+    for row in results["rows"]:
         if "reached" not in row:
             yield f"- {row['title']} is not finished: {row.get('skipped') or row.get('failed')}"
         elif row["thin"]:

@@ -33,16 +33,16 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=1.0, help="all time limits times this, to try it out")
     parser.add_argument("--threads", type=int, help="compute threads of the baseline (default: all cores)")
     parser.add_argument("--list", action="store_true", help="only say which checkouts are needed, and how to get them")
-    asked = parser.parse_args()
-    if asked.list:
+    options = parser.parse_args()
+    if options.list:
         print("\n".join(checkouts()))
         return
-    if asked.factor != 1.0 and asked.results == KEPT:
+    if options.factor != 1.0 and options.results == KEPT:
         parser.error("--factor is for trying it out: name another folder with --results")
-    limits = replace(Limits(), threads=asked.threads).times(asked.factor)
+    limits = replace(Limits(), threads=options.threads).times(options.factor)
     rows = [
-        row_of(named(key), limits, folder=asked.results.absolute(), again=asked.again, until=asked.until)
-        for key in asked.only
+        row_of(named(key), limits, folder=options.results.absolute(), again=options.again, until=options.until)
+        for key in options.only
     ]
     whole = summary(rows)
     print(f"{whole['reached']} of {whole['tried']} reached the best")

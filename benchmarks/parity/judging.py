@@ -33,7 +33,7 @@ def climbed(staged: Staged, limits: Limits) -> dict[str, Any]:
     }
 
 
-def judged(staged: Staged, limits: Limits, best: Mapping[str, Any], kept: Mapping[str, str]) -> dict[str, Any]:
+def judgement(staged: Staged, limits: Limits, best: Mapping[str, Any], kept: Mapping[str, str]) -> dict[str, Any]:
     """Share of the best speed that the climb's setting has: time of a step with the best over that with the climb's."""
     chosen = {name: parsed_value(name, value) for name, value in kept.items()}
     arms = [Arm(dict(settings)) for settings in _distinct([dict(best), chosen])]

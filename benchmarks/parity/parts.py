@@ -38,7 +38,7 @@ def climb(key: str, limits: dict[str, Any]) -> dict[str, Any]:
 def judgement(key: str, limits: dict[str, Any], best: dict[str, Any], kept: dict[str, str]) -> dict[str, Any]:
     """Of the climb's setting beside the best."""
     with _on_stage(key, Limits(**limits)) as (script, tell):
-        result = judging.judged(script, Limits(**limits), best, kept)
+        result = judging.judgement(script, Limits(**limits), best, kept)
         tell(f"share of the best: {result['share']}")
         return result
 

@@ -27,55 +27,55 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=None, metavar="SECONDS", help="for everything together")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="tables and packed recordings go there, not to OUT")
     parser.add_argument("--without-traces", action="store_true", help="of --collect: leave the trace files out")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if missing := what_is_missing(NEEDED):
         print(missing, file=sys.stderr)
         return 2
-    return _collect(asked) if asked.collect is not None else _record(parser, asked)
+    return _collect(options) if options.collect is not None else _record(parser, options)
 
 
-def _collect(asked: argparse.Namespace) -> int:
+def _collect(options: argparse.Namespace) -> int:
     from benchmarks.record_gpu.collecting import CannotCollect, collect
 
     try:
-        collected = collect(asked.collect, traces=not asked.without_traces)
+        collected = collect(options.collect, traces=not options.without_traces)
     except CannotCollect as e:
         print(e, file=sys.stderr)
         return 1
     print(f"{len(collected.names)} recordings copied; gpulab ships {collected.total_bytes / 1e6:.1f} MB of them now.")
-    for sentence in collected.left_out:
+    for sentence in collected.omissions:
         print(f"Left out: {sentence}.")
     return 0
 
 
-def _record(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
-    from benchmarks.record_gpu.catalogue import chosen, every
+def _record(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from benchmarks.record_gpu.catalogue import every, select
     from benchmarks.record_gpu.outlet import SIMULATED, Outlet, machine_of
     from benchmarks.record_gpu.packing import unpack
     from benchmarks.record_gpu.session import BUDGET_S, Session
     from benchmarks.record_gpu.table import table
 
     try:
-        recordings = chosen(asked.only, every())
+        recordings = select(options.only, every())
     except ValueError as e:
         parser.error(str(e))
-    machine = SIMULATED if asked.simulate else machine_of(_gpu())
-    if not asked.simulate and not _gpu():
+    machine = SIMULATED if options.simulate else machine_of(_gpu())
+    if not options.simulate and not _gpu():
         print(
             "PyTorch sees no NVIDIA GPU here, so nothing can be recorded. Run this on a machine with one, or add "
             "--simulate to try the script with the CPU in its place.",
             file=sys.stderr,
         )
         return 2
-    outlet = Outlet(asked.out, asked.pack or asked.out)
+    outlet = Outlet(options.out, options.pack or options.out)
     outlet.path.mkdir(parents=True, exist_ok=True)
-    for torn in unpack(asked.out, asked.out):
+    for torn in unpack(options.out, options.out):
         print(f"A packed file cannot be read, and its recordings are made again: {torn}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="record-gpu-") as scratch:
         # nothing that this user has measured before may have a say, and what one cell compiles serves the next
         os.environ["GPULAB_DIR"] = scratch
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(scratch, "compiled")))
-        session = Session(outlet, machine, budget_s=asked.budget or BUDGET_S)
+        session = Session(outlet, machine, budget_s=options.budget or BUDGET_S)
         results = session.conduct(recordings)
     print(f"\n{table(results, short=True)}")
     return 0

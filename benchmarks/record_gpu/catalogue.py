@@ -143,7 +143,7 @@ def every() -> tuple[Recording, ...]:
     return (*lessons, *(planted(cell) for cell in PLANTED if cell.gpu))
 
 
-def chosen(names: Sequence[str], recordings: Sequence[Recording]) -> list[Recording]:
+def select(names: Sequence[str], recordings: Sequence[Recording]) -> list[Recording]:
     """Those of these names, all without a name. Raises ValueError naming the nearest."""
     by_name = {recording.name: recording for recording in recordings}
     for name in names:

@@ -31,7 +31,7 @@ class Collected(Struct, frozen=True):
     """What was copied, what was left out and why, and the size of all that is shipped now."""
 
     names: tuple[str, ...]
-    left_out: tuple[str, ...]
+    omissions: tuple[str, ...]
     total_bytes: int
 
 
@@ -48,9 +48,9 @@ def collect(out: Path, data: Path | None = None, *, traces: bool = True, limit_b
         raise CannotCollect(f"There is no folder {str(out)!r}: name the one that --out has filled.")
     with tempfile.TemporaryDirectory(prefix="collect-") as temporary:
         prepared = Path(temporary, "prepared")
-        names, left_out = _prepare(out, Path(temporary, "unpacked"), prepared, traces=traces)
+        names, omissions = _prepare(out, Path(temporary, "unpacked"), prepared, traces=traces)
         if not names:
-            why = f" {'; '.join(left_out)}." if left_out else ""
+            why = f" {'; '.join(omissions)}." if omissions else ""
             raise CannotCollect(f"There is no whole recording in {str(out)!r}.{why}")
         kept = [f for f in data.glob("*/*") if f.is_dir() and f"{f.parent.name}/{f.name}" not in names]
         total = sum(map(size_of, kept)) + sum(size_of(prepared / name) for name in names)
@@ -58,11 +58,11 @@ def collect(out: Path, data: Path | None = None, *, traces: bool = True, limit_b
             raise CannotCollect(_too_large(total, limit_bytes, [*kept, *(prepared / n for n in names)], traces=traces))
         for name in names:
             _install(prepared / name, data / name)
-    return Collected(tuple(names), tuple(left_out), total)
+    return Collected(tuple(names), tuple(omissions), total)
 
 
 def _prepare(out: Path, unpacked: Path, prepared: Path, *, traces: bool) -> tuple[list[str], list[str]]:
-    left_out = unpack(out, unpacked)
+    omissions = unpack(out, unpacked)
     sources = {f"{f.parent.name}/{f.name}": f for root in (unpacked, out) for f in Outlet(root, root).folders()}
     names = []
     for name, folder in sorted(sources.items()):
@@ -71,13 +71,13 @@ def _prepare(out: Path, unpacked: Path, prepared: Path, *, traces: bool) -> tupl
         if document is not None and (document.get("simulated") or document.get("machine") == SIMULATED):
             why = "the CPU stood in for a GPU"
         if why is not None:
-            left_out.append(f"{name}: {why}")
+            omissions.append(f"{name}: {why}")
             continue
         shutil.copytree(folder, prepared / name)
         if not traces:
             _drop_trace(prepared / name)
         names.append(name)
-    return names, left_out
+    return names, omissions
 
 
 def _drop_trace(folder: Path) -> None:

@@ -29,9 +29,9 @@ class Judgement(TypedDict, total=False):
     problem: str
 
 
-def judged(folder: Path, recording: Recording) -> Judgement:
+def judgement(folder: Path, recording: Recording) -> Judgement:
     """What its report says. Never raises: what cannot be judged has a `problem`."""
-    judgement: Judgement = {"bytes": size_of(folder), "truth": _accepted(recording), "right": None}
+    verdict: Judgement = {"bytes": size_of(folder), "truth": _accepted(recording), "right": None}
     try:
         import gpulab
         from gpulab.analysis.facts import facts
@@ -39,16 +39,16 @@ def judged(folder: Path, recording: Recording) -> Judgement:
         run = folders.read(folder)
         step_us = facts(run).step_us
         said = judge.said(gpulab.diagnose(run))
-        judgement["steps"] = len(run.steps)
-        judgement["step_ms"] = None if step_us is None else float(step_us.median) / 1e3
-        judgement["headline"], judgement["summary"] = said["headline"], said["summary"]
-        judgement["findings"] = [finding["key"] for finding in said["findings"]]
+        verdict["steps"] = len(run.steps)
+        verdict["step_ms"] = None if step_us is None else float(step_us.median) / 1e3
+        verdict["headline"], verdict["summary"] = said["headline"], said["summary"]
+        verdict["findings"] = [finding["key"] for finding in said["findings"]]
         if recording.truth is not None:
-            answer = judge.judged(recording.truth, said)
-            judgement["right"], judgement["false_alarms"] = answer["right"], answer["false_alarms"]
+            answer = judge.judgement(recording.truth, said)
+            verdict["right"], verdict["false_alarms"] = answer["right"], answer["false_alarms"]
     except Exception as e:
-        judgement["problem"] = reason_of(e)
-    return judgement
+        verdict["problem"] = reason_of(e)
+    return verdict
 
 
 def _accepted(recording: Recording) -> list[str] | None:

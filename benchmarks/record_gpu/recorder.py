@@ -189,13 +189,13 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("out", type=Path)
     parser.add_argument("machine")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash with CUDA would write gigabytes
-    recording = next(recording for recording in every() if recording.name == given.name)
+    recording = next(recording for recording in every() if recording.name == arguments.name)
     _get_ready()
     if not sys.stdin.readline():
         return  # nobody waits for this recording any more
-    record(recording, Outlet(given.out, given.out), given.machine)
+    record(recording, Outlet(arguments.out, arguments.out), arguments.machine)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # loaders that were left in the middle would wait for their workers; the conductor ends those

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from benchmarks.conductor import Ended, Job, append_to_log, conduct, write_json
 from benchmarks.record_gpu.catalogue import Recording
-from benchmarks.record_gpu.judging import judged, totals
+from benchmarks.record_gpu.judging import judgement, totals
 from benchmarks.record_gpu.outlet import SIMULATED, Outlet, document_of, size_of
 from benchmarks.record_gpu.packing import Packer
 from benchmarks.record_gpu.table import table
@@ -65,14 +65,14 @@ class Session:
         self._outlet.brief.mkdir(parents=True, exist_ok=True)
         self._outlet.log.write_text("", encoding="utf-8")
         self._outlet.sweep()
-        wanted = [recording for recording in recordings if self._is_wanted(recording)]
+        wanted = [recording for recording in recordings if self._is_due(recording)]
         try:
             self._make(wanted)
         finally:
             self._finish()
         return self.results
 
-    def _is_wanted(self, recording: Recording) -> bool:
+    def _is_due(self, recording: Recording) -> bool:
         if self._outlet.whole(recording, self._machine):
             self._keep(recording, "there already", 0.0)
             self._judge(recording)
@@ -90,22 +90,22 @@ class Session:
             limit_s = min(of[job.name].limit_s, self._last - time.monotonic())
             return limit_s if limit_s >= self._least_s else None
 
-        def look_back() -> None:
+        def review() -> None:
             while before:
-                self._look_back(before.pop())
+                self._review(before.pop())
 
         def ended(job: Job, how: Ended) -> None:
             self._settle(of[job.name], how)
             before.append(of[job.name])
             if not self._spare:
-                look_back()
+                review()
 
         def skipped(job: Job) -> None:
             self._keep(of[job.name], "no time left", 0.0, "call the command again: it goes on from here")
 
         jobs = [self._job(recording) for recording in wanted]
-        conduct(jobs, limit_of=limit_of, ended=ended, skipped=skipped, ahead=self._spare, meanwhile=look_back)
-        look_back()
+        conduct(jobs, limit_of=limit_of, ended=ended, skipped=skipped, ahead=self._spare, meanwhile=review)
+        review()
 
     def _job(self, recording: Recording) -> Job:
         words = [*RECORDER, recording.name, str(self._outlet.path.absolute()), self._machine]
@@ -123,7 +123,7 @@ class Session:
         size = f", {size_of(self._outlet.folder(self._machine, recording.name)):,} bytes" if state == "recorded" else ""
         print(f"  {state} after {how.seconds:.0f} s{size}", flush=True)
 
-    def _look_back(self, before: Recording) -> None:
+    def _review(self, before: Recording) -> None:
         """Judge the recording before, while the next one is made; pack now and then."""
         rows = self.results["recordings"]
         if rows[before.name]["state"] != "recorded":
@@ -134,7 +134,7 @@ class Session:
 
     def _judge(self, recording: Recording) -> None:
         row = self.results["recordings"][recording.name]
-        row |= judged(self._outlet.folder(self._machine, recording.name), recording)
+        row |= judgement(self._outlet.folder(self._machine, recording.name), recording)
         write_json(self._outlet.results, self.results)
 
     def _keep(self, recording: Recording, state: State, seconds: float, detail: str = "") -> None:

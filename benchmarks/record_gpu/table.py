@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.conductor import row_of
 
-KEPT = ("recorded", "there already")
+COMPLETE = ("recorded", "there already")
 
 
 def table(results: Mapping[str, Any], *, short: bool = False) -> str:
@@ -27,13 +27,17 @@ def table(results: Mapping[str, Any], *, short: bool = False) -> str:
             "",
             *_table(["recording", "truth", "headline", "findings", "words"], missed),
         ]
-    lacking = [[n, r["state"], f"{r['seconds']:.0f}", r["detail"]] for n, r in rows.items() if r["state"] not in KEPT]
+    lacking = [
+        [name, row["state"], f"{row['seconds']:.0f}", row["detail"]]
+        for name, row in rows.items()
+        if row["state"] not in COMPLETE
+    ]
     if lacking:
         lines += ["## What is not there", "", *_table(["recording", "what became of it", "seconds", "why"], lacking)]
     problems = [[name, row["problem"]] for name, row in rows.items() if row.get("problem")]
     if problems:
         lines += ["## What could not be judged", "", *_table(["recording", "why"], problems)]
-    there = [_row(name, row) for name, row in rows.items() if row["state"] in KEPT and not row.get("problem")]
+    there = [_row(name, row) for name, row in rows.items() if row["state"] in COMPLETE and not row.get("problem")]
     if there and not short:
         head = ["recording", "step, ms", "steps", "headline", "truth", "right", "kB", "seconds"]
         lines += ["## What is there", "", *_table(head, there)]
@@ -43,7 +47,7 @@ def table(results: Mapping[str, Any], *, short: bool = False) -> str:
 def verdict(results: Mapping[str, Any]) -> str:
     """How much there is, and how often the rules were right."""
     rows, count = results["recordings"], results["totals"]
-    there = sum(row["state"] in KEPT for row in rows.values())
+    there = sum(row["state"] in COMPLETE for row in rows.values())
     words = [
         f"{there} of {len(rows)} recordings are there ({results['bytes'] / 1e6:.1f} MB on disk), after "
         f"{results['seconds']:.0f} s.",

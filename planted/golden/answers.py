@@ -79,8 +79,8 @@ def _words(settings: Mapping[str, str]) -> str:
 
 def load() -> dict[str, Any]:
     """The kept answers, by case."""
-    kept: dict[str, Any] = json.loads(lzma.decompress(ANSWERS.read_bytes()))
-    return kept
+    stored: dict[str, Any] = json.loads(lzma.decompress(ANSWERS.read_bytes()))
+    return stored
 
 
 def save(answers: Mapping[str, Any]) -> None:
@@ -89,17 +89,17 @@ def save(answers: Mapping[str, Any]) -> None:
     ANSWERS.write_bytes(lzma.compress(text.encode(), preset=9))
 
 
-def differences(kept: Any, now: Any, where: str = "") -> Iterator[str]:
+def differences(stored: Any, now: Any, where: str = "") -> Iterator[str]:
     """One line for each value that is another, gone or new. Numbers may differ by rounding."""
-    if isinstance(kept, dict) and isinstance(now, dict):
-        for key in sorted(kept.keys() | now.keys()):
+    if isinstance(stored, dict) and isinstance(now, dict):
+        for key in sorted(stored.keys() | now.keys()):
             name = f"{where}.{key}" if where else key
-            yield from differences(kept.get(key, _ABSENT), now.get(key, _ABSENT), name)
-    elif isinstance(kept, list) and isinstance(now, list):
-        for index, (one, other) in enumerate(zip_longest(kept, now, fillvalue=_ABSENT)):
+            yield from differences(stored.get(key, _ABSENT), now.get(key, _ABSENT), name)
+    elif isinstance(stored, list) and isinstance(now, list):
+        for index, (one, other) in enumerate(zip_longest(stored, now, fillvalue=_ABSENT)):
             yield from differences(one, other, f"{where}[{index}]")
-    elif not _same(kept, now):
-        yield f"{where}: {_short(kept)} → {_short(now)}"
+    elif not _same(stored, now):
+        yield f"{where}: {_short(stored)} → {_short(now)}"
 
 
 class _Absent:
@@ -110,11 +110,11 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-def _same(kept: Any, now: Any) -> bool:
-    numbers = all(isinstance(value, float | int) and not isinstance(value, bool) for value in (kept, now))
-    if numbers and float in (type(kept), type(now)):
-        return math.isclose(kept, now, rel_tol=TOLERANCE, abs_tol=1e-12) or (math.isnan(kept) and math.isnan(now))
-    return type(kept) is type(now) and bool(kept == now)
+def _same(stored: Any, now: Any) -> bool:
+    numbers = all(isinstance(value, float | int) and not isinstance(value, bool) for value in (stored, now))
+    if numbers and float in (type(stored), type(now)):
+        return math.isclose(stored, now, rel_tol=TOLERANCE, abs_tol=1e-12) or (math.isnan(stored) and math.isnan(now))
+    return type(stored) is type(now) and bool(stored == now)
 
 
 def _short(value: Any) -> str:

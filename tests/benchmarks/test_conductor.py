@@ -31,7 +31,7 @@ from benchmarks.gpu_first.table import table as first_table
 from benchmarks.record_gpu import __main__ as command
 from benchmarks.record_gpu import catalogue, collecting
 from benchmarks.record_gpu import session as recording_session
-from benchmarks.record_gpu.catalogue import Recording, chosen, every
+from benchmarks.record_gpu.catalogue import Recording, every, select
 from benchmarks.record_gpu.collecting import CannotCollect, collect
 from benchmarks.record_gpu.outlet import DOCUMENT, SIMULATED, Outlet, document_of, machine_of, shortcoming, size_of
 from benchmarks.record_gpu.packing import Packer, unpack
@@ -283,7 +283,7 @@ FRAMEWORKS = ["sync-item", "planted-lightning-prints", "planted-accelerate-batch
 
 
 def named(name: str) -> Recording:
-    [recording] = chosen([name], EVERY)
+    [recording] = select([name], EVERY)
     return recording
 
 

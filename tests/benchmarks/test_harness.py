@@ -112,7 +112,7 @@ def kept(share: float, *, same_loss: bool = True, seconds: float = 200.0, **sear
     ],
 )
 def test_reached_is_the_share_at_the_same_loss_in_time(result: dict[str, Any], reached: bool) -> None:
-    assert parity.judged_row(result)["reached"] is reached
+    assert parity.judgement_row(result)["reached"] is reached
 
 
 def test_what_is_measured_needs_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_what_is_measured_needs_no_checkout(tmp_path: Path, monkeypatch: pytest.
 def test_a_search_tries_what_keeps_the_training_the_same() -> None:
     single = settings.alone(SCENE, cores=2)
     assert {"workers": 2} in single and {"cache": True} in single
-    assert not {name for chosen in single for name in chosen} & {"batch_size", "accumulate", "prefetch"}
+    assert not {name for select in single for name in select} & {"batch_size", "accumulate", "prefetch"}
     assert {"prefetch": 4} in settings.alone(SCENE, cores=2, base={"workers": 2})
     many: dict[str, list[Any]] = {
         "workers": [2, 1],
@@ -134,7 +134,7 @@ def test_a_search_tries_what_keeps_the_training_the_same() -> None:
         "fused_optimizer": [True],
         "amp": ["bf16", "fp16"],
     }
-    assert all(len(chosen) == 2 for chosen in settings.together(many, SCENE)), "a grid that is too large is pairs"
+    assert all(len(select) == 2 for select in settings.together(many, SCENE)), "a grid that is too large is pairs"
     moved = search.measured(compare_blocks(as_written(), faster(losses=(1.0,) * 40)), {"amp": "bf16"})
     assert not moved["same_loss"]
     unknown = compare_blocks(as_written(losses=()), alike(losses=(), blocks=blocks(1, 20.0)))
@@ -145,10 +145,10 @@ class Measuring(search.Search):
     """Every second setting has too few pairs to tell anything at first; no time passes."""
 
     def _measure(self, stage: str, many: Any, budget_s: float, base: Any = None) -> None:
-        for number, chosen in enumerate(many):
+        for number, select in enumerate(many):
             pairs = 2 if len(many) > 1 and number % 2 else 9
             values = {"ratio": 0.97, "interval": None, "pairs": pairs, "verdict": "undecided", "failure": ""}
-            self.rows.append({"stage": stage, "settings": chosen, "base": {}, "same_loss": True, **values})
+            self.rows.append({"stage": stage, "settings": select, "base": {}, "same_loss": True, **values})
 
 
 def test_what_was_measured_too_briefly_is_measured_again() -> None:

@@ -269,7 +269,7 @@ WELL = Planted("well", (), "", tries={"workers": "2"})
 def test_a_headline_is_right_by_first_cause_or_equal_name(
     planted: Planted, keys: tuple[str, ...], right: bool, ranks: dict[str, int | None], alarms: list[str]
 ) -> None:
-    found = judge.judged(planted, told(*keys))
+    found = judge.judgement(planted, told(*keys))
     assert (found["right"], found["ranks"], found["false_alarms"]) == (right, ranks, alarms)
 
 
@@ -309,11 +309,11 @@ def test_a_trace_is_held_against_all_that_is_said_of_it() -> None:
     starved, resnet = (
         next(case for case in TRACES if case.name == name) for name in ("h100_owlv2_starved", "v100_resnet50_workers0")
     )
-    assert judge.judged_trace(starved, told("data_starved"))["right"]
-    assert judge.judged_trace(starved, told("data_starved", "small_batch"))["wrong"] == ["small_batch is found"]
+    assert judge.trace_judgement(starved, told("data_starved"))["right"]
+    assert judge.trace_judgement(starved, told("data_starved", "small_batch"))["wrong"] == ["small_batch is found"]
     advised = told("data_starved", settings=(("batch_size", "64"),))
-    assert judge.judged_trace(starved, advised)["wrong"] == ["advises batch_size"]
-    assert "to give back" in judge.judged_trace(resnet, told("data_starved"))["wrong"][-1]
+    assert judge.trace_judgement(starved, advised)["wrong"] == ["advises batch_size"]
+    assert "to give back" in judge.trace_judgement(resnet, told("data_starved"))["wrong"][-1]
 
 
 def test_a_jobs_report_is_held_against_the_planted_cause() -> None:
@@ -323,11 +323,11 @@ def test_a_jobs_report_is_held_against_the_planted_cause() -> None:
     sick = next(planted for planted in RANKS if planted.cause == "straggler")
     well = next(planted for planted in RANKS if planted.cause == HEALTHY)
     late = report("straggler", "exposed_communication")
-    assert judge.judged_job(sick, late)["right"] and not judge.judged_job(well, late)["right"]
-    assert judge.judged_job(well, late)["false_alarms"] == ["straggler", "exposed_communication"]
-    assert judge.judged_job(well, report(HEALTHY))["right"]
+    assert judge.job_judgement(sick, late)["right"] and not judge.job_judgement(well, late)["right"]
+    assert judge.job_judgement(well, late)["false_alarms"] == ["straggler", "exposed_communication"]
+    assert judge.job_judgement(well, report(HEALTHY))["right"]
     with pytest.raises(RuntimeError, match="the report is of"):
-        judge.judged_job(sick, report(HEALTHY, ranks=(0,)))
+        judge.job_judgement(sick, report(HEALTHY, ranks=(0,)))
 
 
 @pytest.mark.parametrize(
