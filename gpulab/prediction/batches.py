@@ -54,10 +54,10 @@ BEYOND_SD = 0.05
 MOST_OFF = 20.0
 # Highest over lowest: the middle of a wider range is no estimate. Ours.
 ONLY_A_RANGE = 3.0
-# Share of a step that goes to calls: with less what computes decides, and how it grows is not seen. Ours.
+# Share of a step in operator calls from which on they decide; below it, growth with the batch is not known. Ours.
 MOSTLY_CALLS = 0.5
 
-_CROWDED = 0.05  # ours, of a batch's time without a core: what is told of it is then not what it took
+_CROWDED = 0.05  # ours, of a batch's time without a core, from which on the words say "on a free core"
 
 
 def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
@@ -85,10 +85,10 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
 
 
 def _restarting(projection: Projection, workers: int) -> dict[str, Any]:
-    """Of a projection without workers so far: what each epoch's start adds to a step.
+    """What each epoch's start adds to a step, for a projection without workers so far.
 
-    Its first batch is made before anything can go on beside that; and workers that do not stay are started. In long
-    epochs a typical step, which is what comparisons measure, knows nothing of it: there it is only a doubt.
+    Training waits for the first batch, and workers that are not persistent are started. In long epochs a typical step,
+    which is what comparisons measure, does not show it: there it only widens the range.
     """
     loader = projection.today.run.loader
     if projection.today.workers or not workers or loader is None or not loader.length:
@@ -103,7 +103,7 @@ def _restarting(projection: Projection, workers: int) -> dict[str, Any]:
 
 
 def persistent_workers(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Workers that stay save the start of each epoch: what its first step takes longer than the others."""
+    """Persistent workers save what the first step of each epoch takes longer than others."""
     run = projection.today.run
     if not projection.workers:
         raise NoPrediction("there are no workers to keep")
@@ -123,20 +123,16 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
     words = f"each epoch starts {duration(extra_us)} late, every {number(steps)} steps"
     if first_us is None:
         ratio = 1 - extra_us / whole_us
-        return replace(
-            projection.doubted(0.01, words).reached(2 * ratio / (1 + ratio), 2 / (1 + ratio)),
-            only_sign=True,
-            pure_factor=projection.pure_factor * (1 + ratio) / 2,
-        )
+        return projection.scaled((1 + ratio) / 2, ratio, 1.0, 0.01, words)
     saved_us = max(0.0, extra_us - first_us)
     ratio = 1 - saved_us / whole_us
     words += f"; its first batch still has to be loaded ({duration(first_us)})"
-    doubted = projection.doubted(float(np.hypot(RESTART_SD, sd_us / whole_us / ratio)), words)
-    return replace(doubted, pure_factor=projection.pure_factor * ratio)
+    sd = float(np.hypot(RESTART_SD, sd_us / whole_us / ratio))
+    return projection.scaled(ratio, ratio, ratio, sd, words, only_sign=False)
 
 
 def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays."""
+    """Items cached as they leave the dataset: reading and transforming are saved, collating remains."""
     if not is_on(value):
         return projection.as_it_is("there is no cache")
     today = projection.today
@@ -158,7 +154,7 @@ def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projec
 
 
 def _require_loader(projection: Projection) -> None:
-    """Raises Refused. A trace has no record of its loader, but may show its wait."""
+    """Raises NoPrediction without a loader. A trace has no record of it, but may show its wait."""
     if projection.today.run.loader is None and projection.today.facts.data_wait_us is None:
         raise NoPrediction("no DataLoader fed the steps")
     if projection.today.workers is None:
@@ -183,9 +179,9 @@ def _forks(run: Run) -> bool:
 
 
 def epoch_start_us(run: Run) -> tuple[float, float] | None:
-    """What an epoch's first step and the time before it take beyond a usual step, and its deviation; in µs.
+    """What an epoch's first step and the time before it take beyond a usual step, and its standard error; in µs.
 
-    Pauses that are told by themselves (evaluation, saving) are no part of it. None without a second epoch.
+    Without pauses that have findings of their own (evaluation, saving). None without a second epoch.
     """
     steps = run.steps
     first = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
@@ -200,7 +196,7 @@ def epoch_start_us(run: Run) -> tuple[float, float] | None:
 
 
 def first_batch_us(projection: Projection) -> float | None:
-    """What the loop waits for an epoch's first batch although its workers are there; None where it is not known."""
+    """How long the loop waits for an epoch's first batch with workers already running; None if not known."""
     if projection.making is None or projection.today.facts.loading is None:
         return None
     return projection.making.batch_us + hand_off_us(projection.today)
@@ -268,17 +264,15 @@ def batch_size(projection: Projection, value: str, evidence: PriorEvidence) -> P
     runs = ", ".join(f"batch {b} took {duration(us)}" for b, us in sorted(times_us.items()))
     beyond = max(0.0, float(np.log2(size / max(evidence.sizes))), float(np.log2(min(evidence.sizes) / size)))
     words = f"linear fit of step time over batch size in short runs: {runs}"
-    changed = replace(
-        projection,
-        pure_factor=projection.pure_factor * line.at(size) / line.at(before),
-        samples=projection.samples * scale,
-        memory_ratio=_memory_ratio(evidence, size, before),
+    changed, times = (
+        replace(projection, memory_ratio=_memory_ratio(evidence, size, before)),
+        line.at(size) / line.at(before),
     )
     sd = float(np.hypot(FIT_SD, max(abs(np.log(line.at(b) / us)) for b, us in times_us.items())))
     low, high = _slope_range(times_us, line, size, float(np.hypot(sd, projection.today.sampling_sd)))
     high *= float(np.exp(Z_975 * BEYOND_SD * beyond))
-    ranged = replace(changed, only_sign=changed.only_sign or high > ONLY_A_RANGE * low)
-    return ranged.doubted(sd, words).reached(low, high)
+    is_range = high > ONLY_A_RANGE * low
+    return changed.scaled(times, low * times, high * times, sd, words, samples=scale, only_sign=is_range)
 
 
 def _slope_range(times_us: Mapping[int, float], line: Line, size: int, sd: float) -> tuple[float, float]:
@@ -301,7 +295,7 @@ def _slope_range(times_us: Mapping[int, float], line: Line, size: int, sd: float
 
 
 def size_before(projection: Projection, evidence: PriorEvidence) -> int:
-    """As the code has it. Raises Refused."""
+    """As the code has it. Raises NoPrediction."""
     loader = projection.today.run.loader
     before = evidence.values_before.get("batch_size", "")
     if before.isdigit() and int(before):
@@ -320,7 +314,7 @@ def _memory_ratio(evidence: PriorEvidence, size: int, before: int) -> float | No
 
 
 def _range(projection: Projection, scale: float) -> Projection:
-    """Time that goes with the samples stays, the rest is shared by more of them, at best all of it."""
+    """Time per sample stays what it is, time per step is shared by more samples: at best all but loading."""
     today = projection.today
     calls = _calls_share(today)
     if calls is not None and calls >= MOSTLY_CALLS:
@@ -330,20 +324,12 @@ def _range(projection: Projection, scale: float) -> Projection:
     account = today.facts.breakdown
     idle = 1.0
     if account is not None and account.busy_fraction is not None:
-        fixed = max(fixed, 0.0)
         idle = max(0.0, 1 - account.typical_share("compute", "memcpy", "memset", "communication"))
     best = fixed + (1 - fixed) / scale
     worst = 1 - idle * (1 - 1 / scale) if scale < 1 else 1.0
-    low, high = min(best, worst), max(best, worst)
-    middle = (low + high) / 2
+    low, high = sorted((scale * best, scale * worst))
     words = "one run does not show how step time grows with batch size"
-    ranged = replace(
-        projection,
-        pure_factor=projection.pure_factor * middle * scale,
-        samples=projection.samples * scale,
-        only_sign=True,
-    )
-    return ranged.doubted(0.02, words).reached(low / middle, high / middle)
+    return projection.scaled((low + high) / 2, low, high, 0.02, words, samples=scale)
 
 
 def _calls_share(today: Baseline) -> float | None:
@@ -360,11 +346,8 @@ def _calls_share(today: Baseline) -> float | None:
 
 
 def _of_calls(projection: Projection, scale: float, calls: float) -> Projection:
-    """Calls are shared by more samples, and of the rest the more grows with them, the more of a step it is."""
+    """Operator calls are shared by more samples; the larger the rest of a step is, the more of it grows with them."""
     fixed = 1 - (1 - calls) ** 2
-    likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls))
+    likely, *ends = (f + (1 - f) * scale for f in (fixed, 1.0, calls))
     words = f"{percent(calls)} of a step is operator calls and optimizer, which do not grow with the batch"
-    shared = replace(
-        projection, pure_factor=projection.pure_factor * likely * scale, samples=projection.samples * scale
-    )
-    return shared.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)
+    return projection.scaled(likely, min(ends), max(ends), FIT_SD, words, samples=scale, only_sign=False)

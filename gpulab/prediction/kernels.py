@@ -52,7 +52,7 @@ _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
 
 def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Flash or memory-efficient attention writes no matrix of all pairs: what only moves it falls away."""
+    """Flash or memory-efficient attention does not write the attention matrix: kernels that only move it are saved."""
     timeline = projection.today.run.timeline
     plain = None if timeline is None else labels(timeline).named(_MATH_ATTENTION.__eq__)
     if timeline is None or plain is None or not plain.any():
@@ -73,7 +73,7 @@ def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Pr
 
 
 def compiled(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """A sign and a range: which kernels a compiler fuses is not known before."""
+    """Only a range: which kernels the compiler fuses is not known in advance."""
     if value == "off":
         return projection.as_it_is("the model is not compiled")
     if not projection.today.on_gpu:
@@ -86,9 +86,7 @@ def compiled(projection: Projection, value: str, evidence: PriorEvidence) -> Pro
 
 
 def _ranged(projection: Projection, low: float, high: float, words: str) -> Projection:
-    middle = float(np.sqrt(low * high))
-    ranged = replace(projection, pure_factor=projection.pure_factor * middle, only_sign=True)
-    return ranged.doubted(0.0, words).reached(low / middle, high / middle)
+    return projection.scaled(float(np.sqrt(low * high)), low, high, 0.0, words)
 
 
 def _played_ratio(projection: Projection, mask: np.ndarray, remains: float) -> float:
@@ -141,7 +139,7 @@ def tf32(projection: Projection, value: str, evidence: PriorEvidence) -> Project
 
 
 def _between(projection: Projection, best: Float64, least: Float64, words: str) -> Projection:
-    """The likely gain is half-way between the two, as a product; the interval holds both."""
+    """The likely gain is the geometric mean of both; the interval spans them."""
     work, gains = projection.today.work, []
     for of_rows in (best, np.sqrt(best * least), least):
         factor = np.ones(len(work.timeline))
@@ -163,7 +161,7 @@ def _peaks(projection: Projection) -> Peaks:
 def _classes(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which rows of the device's work are matrix products of 32 bits, of TF32, and kernels that move data.
 
-    Data in 16 bits already is told by the name of the kernel.
+    The name of a kernel tells whether its data has 16 bits already.
     """
     work = projection.today.work
     names = work.names_of(work.rows)
@@ -194,7 +192,7 @@ class Inside(Struct, frozen=True):
 
 
 def _inside(today: Baseline) -> Inside:
-    """Raises Refused where the trace shows no optimizer."""
+    """Raises NoPrediction where the trace shows no optimizer."""
     timeline, account, time = today.run.timeline, today.facts.breakdown, today.facts.optimizer_us
     work = today.facts.optimizer
     if timeline is None or account is None or time is None or work is None or not len(work.step_times):
@@ -218,10 +216,10 @@ def _inside(today: Baseline) -> Inside:
 
 
 def _moving_us(duration_ns: Int64, steps: int) -> float | None:
-    """Of a step's operators, each at its median over the steps: what interrupts one for milliseconds does not count.
+    """The time of a step's operators, each at its median over the steps, so that interruptions do not count.
 
-    The cheapest of them tells what it costs to begin one, which is taken off each. They come in the same order in each
-    step; where their number differs, the median operator stands for all.
+    The cheapest one shows what it costs to begin an operator, which is subtracted from each. They run in the same order
+    in each step; where their number differs, the median operator stands for all.
     """
     if not len(duration_ns):
         return None
@@ -262,7 +260,7 @@ def fused_optimizer(projection: Projection, value: str, evidence: PriorEvidence)
 
 
 def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """The optimizer steps every k-th time; the others put their gradients aside."""
+    """The optimizer steps once per k batches; the other batches only add their gradients."""
     rounds = at_least(1, value)
     if rounds == 1:
         return projection.as_it_is("each batch is already a step")
@@ -280,7 +278,7 @@ def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> P
 
 
 def _overhead_us(inside: Inside) -> float:
-    """What one call for all parameters takes on a CPU, however small they are."""
+    """The fixed cost on a CPU of one call for all parameters, however small they are."""
     return PYTHON_US + PER_TENSOR_US * inside.tensors
 
 

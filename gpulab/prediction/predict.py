@@ -1,8 +1,7 @@
-"""One door for all predictions from one run: what a setting of the knobs would bring, or leaving something out.
+"""All predictions from one run: the gain of a setting of the knobs, or of an edit that leaves something out.
 
-What is left out (a wait for the device, a save, logging, a pause of Python's own) is no knob but an edit of the code. A
-wait is played again without waiting; a pause is taken off the account of all counted steps and of the time between
-them, for it rarely falls into the few profiled ones.
+An edit leaves out a wait for the device, a save, logging, or garbage collection. The window is replayed without a wait.
+A pause is subtracted from all counted steps and the time between them, for few pauses fall into the profiled steps.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _ORDER = {name: place for place, name in enumerate(PREDICTORS)}
 
 
 class Predictor:
-    """Predictions from one run: what they find out of its step serves them all.
+    """Predictions from one run, which share the analysis of its step.
 
     None of them raises: `Prediction.refused` says why nothing is predicted. `refusal`: why nothing is for any change;
     empty where the run's step is known.
@@ -97,7 +96,7 @@ class Predictor:
         return _telling(recalibrated(predicted, self._evidence.errors.get(knob_names(settings), ())))
 
     def _projected(self, settings: Mapping[str, str]) -> Prediction:
-        """Raises Refused, also where the step has to be played again and the GPU's work was not recorded."""
+        """Raises NoPrediction, also where the step has to be played again and the GPU's work was not recorded."""
         if self._plan is None:
             raise NoPrediction(self.refusal)
         projection, memories = self._plan, set()
@@ -152,8 +151,7 @@ def predict(facts: Facts, settings: Mapping[str, str], evidence: PriorEvidence =
 
 
 def _telling(prediction: Prediction) -> Prediction:
-    """The same, refused where its range tells a user nothing: it reaches clearly faster and clearly slower, or it holds
-    the time of now and is wide."""
+    """The same, refused if its range is of no use: clearly faster to clearly slower, or wide around today's time."""
     assert prediction.interval is not None, "a refused one has returned before"
     low, high = prediction.interval
     if low >= 1 or high <= 1 or ((low * CLEARLY > 1 or high < CLEARLY) and high <= WIDEST * low):
@@ -174,7 +172,7 @@ def knob_names(settings: Mapping[str, str]) -> str:
 
 
 def _memory(projection: Projection, memories: set[Memory]) -> tuple[float | None, str]:
-    """What becomes of the peak of the GPU's memory, and from what that is known."""
+    """The predicted peak of the GPU's memory over today's, and the basis of that figure."""
     if not projection.today.on_gpu:
         return None, ""
     if memories <= {"unchanged"}:
@@ -197,9 +195,9 @@ REPLAY_SD = 0.03  # of a window played without some waits; ours
 
 
 def _without_pauses(today: Baseline, pauses: Intervals) -> Prediction:
-    """Over the steps that count, each up to the begin of the next; over the traced ones where no pause falls into them.
+    """Over the counted steps, each up to the begin of the next; if no pause lies in them, over the traced ones.
 
-    What a GPU works in all these steps remains.
+    The GPU's work in these steps remains.
     """
     begin, end = _loop(today)
     each = paint(np.stack((begin, end), axis=1), [pauses])[:, 0]
@@ -220,7 +218,7 @@ def _without_pauses(today: Baseline, pauses: Intervals) -> Prediction:
 
 
 def _busy_ns(today: Baseline) -> float:
-    """What a GPU works in a typical step; 0 on a CPU."""
+    """How long the GPU works in a typical step; 0 on a CPU."""
     account = today.facts.breakdown
     if account is None or account.device_index is None or not account.steps:
         return 0.0

@@ -27,32 +27,32 @@ from gpulab.prediction.replay import Changes, Played, Replay, host_spans
 from gpulab.run import Run
 from gpulab.timeline.labels import Mask, labels
 
-# µs from a worker's batch to the loop's having it, where the run does not tell: definitions.md, "Feeding".
+# µs from a batch's end in the worker to its arrival in the loop, if not measured: definitions.md, "Feeding".
 HAND_OFF_US = 2_000.0
-# µs of the loop's processor to have a batch: of the batch, and of each of its tensors. Here, 1 to 10 tensors a batch.
+# CPU µs of the loop to receive a batch: for the batch, and for each of its tensors. Here, 1 to 10 tensors a batch.
 RECEIVING_US = (500.0, 650.0)
 # Tensors of a batch, where their number is not known. Ours.
 TENSORS = 2
 # Times `HAND_OFF_US`: a loop that waits longer than this for its workers waits for their making. Ours.
 WAITS = 1.25
-# Times what handing a batch over took where it was measured, least and most. Ours.
+# Factors on the measured time to hand a batch over, least and most. Ours.
 HANDING = (0.7, 1.3)
-# The same where only the figures of another machine tell: `RECEIVING_US`. Ours.
+# The same where it was not measured here: `RECEIVING_US`. Ours.
 HANDING_ELSEWHERE = (0.4, 2.5)
-# Share of a batch's time in which no core was free: from there on what took the cores may take them again. Ours.
+# Share of a batch's time without a free core, from which on it may lack one again. Ours.
 CROWDED = 0.1
-# Times that estimate, least and most: machines differ. Ours, from the two machines.
+# Factors on the estimated time to start workers, least and most. Ours, from the two machines.
 STARTING = (0.5, 2.0)
-# Steps: what disturbs a machine lasts longer than one, so that more of them tell hardly more. Ours.
+# Steps that count as independent: disturbances last longer than one step, so more steps add little. Ours.
 INDEPENDENT = 10
-# Busy, and of the step left without the GPU's work: from there on the trace does not show the wait for it. Ours.
+# Busy share, and share of the step that remains without GPU work, above which the trace hides the waits. Ours.
 HIDDEN = 0.9
 # Tasks that are played, over and over: a tenth of a second here.
 MOST_TASKS = 20_000
 
 
 class NoPrediction(Exception):
-    """The evidence does not carry a prediction; the reason in plain words, without a full stop."""
+    """The evidence does not support a prediction; the reason in plain words, without a full stop."""
 
 
 def is_on(value: str) -> bool:
@@ -78,7 +78,7 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, facts: Facts) -> Baseline:
-        """Raises Refused where no step was measured."""
+        """Raises NoPrediction where no step was measured."""
         step = facts.typical_step_us
         if step is None or step.median <= 0:
             raise NoPrediction("no complete step was measured")
@@ -103,10 +103,10 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @cached_property
     def work(self) -> DeviceWork:
-        """What the GPU did in the profiled steps. Raises Refused where that is not known, or says nothing of a gain.
+        """What the GPU did in the profiled steps. Raises NoPrediction where that is not known, or shows no gain.
 
-        A window in which the GPU works all the time, and which would be hardly shorter if it did not, hides what the
-        host waits for.
+        If the GPU works all the time, but the window would be hardly shorter without its work, the trace does not show
+        what the host waits for.
         """
         work = self.facts.work or device_work(self.run.timeline, self.facts.breakdown)
         if self.replay is None or work is None:
@@ -123,7 +123,7 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @cached_property
     def replay(self) -> Replay | None:
-        """Of the traced window on its busiest GPU; None on a CPU. Raises Refused where there is none to play."""
+        """Of the traced window on its busiest GPU; None on a CPU. Raises NoPrediction where there is none to play."""
         if not self.on_gpu:
             return None
         account = self.facts.breakdown
@@ -163,7 +163,7 @@ class Making(Struct, frozen=True):
 
 
 def making_of(today: Baseline) -> Making | None:
-    """Timed where it happens, else what the wait tells: all of it without workers, their pace where the loop waits."""
+    """Timed in the process that makes it; else by the wait: all of it without workers, else their rate."""
     inside = today.facts.loading
     if inside is not None:
         parts = (
@@ -188,7 +188,7 @@ def making_of(today: Baseline) -> Making | None:
 
 
 def measured_hand_off_us(today: Baseline) -> float | None:
-    """Measured where the loop waited, at most the wait of a loop whose workers keep up; None where no run shows it."""
+    """As timed while the loop waited; else the short wait of a loop whose workers keep up; else None."""
     measured_us = today.facts.loading.hand_over_us if today.facts.loading is not None else None
     if measured_us is None and today.workers and today.wait_us < HAND_OFF_US * WAITS:
         return today.wait_us / today.batches
@@ -196,7 +196,7 @@ def measured_hand_off_us(today: Baseline) -> float | None:
 
 
 def hand_off_us(today: Baseline) -> float:
-    """The same; else what the training loop's processor does to have a batch."""
+    """The same; else an estimate of the CPU time that receiving a batch takes."""
     measured_us, loader = measured_hand_off_us(today), today.run.loader
     if measured_us is not None:
         return measured_us
@@ -259,6 +259,29 @@ class Projection(Struct, frozen=True):
         """The result may be that many times as large."""
         return replace(self, reach=(self.reach[0] * low, self.reach[1] * high))
 
+    def scaled(
+        self,
+        times: float,
+        low: float,
+        high: float,
+        sd: float,
+        basis: str,
+        *,
+        samples: float = 1.0,
+        only_sign: bool = True,
+    ) -> Projection:
+        """The whole result that many times as large, or from `low` to `high` times, beside the doubt `sd`.
+
+        `samples`: how many times as many a step has.
+        """
+        changed = replace(
+            self,
+            pure_factor=self.pure_factor * times,
+            samples=self.samples * samples,
+            only_sign=self.only_sign or only_sign,
+        )
+        return changed.doubted(sd, basis).reached(low / times, high / times)
+
     def ratio(self) -> tuple[float, float, float]:
         """Time per sample after over before: likely, lowest, highest."""
         likely = list(product(self._waited_fractions(), (1.0,), self._batches_us()))
@@ -278,20 +301,20 @@ class Projection(Struct, frozen=True):
         return middle, min(low, middle) * float(np.exp(-Z_975 * sd)), max(high, middle) * float(np.exp(Z_975 * sd))
 
     def _waited_fractions(self) -> tuple[float, ...]:
-        """Of the making: the share that waits, or all that it may be."""
+        """The share of making a batch that waits; both extremes where it is not known."""
         waited = self.making.waited_fraction if self.making is not None else None
         if waited is not None:
             return (waited,)
         return (0.0, 1.0) if self.workers and self.remade else (0.0,)
 
     def _handing(self) -> tuple[float, ...]:
-        """Times what handing a batch over takes: as measured, or by a figure of another machine."""
+        """Factors on the time to hand a batch over: as measured, or by a figure of another machine."""
         if not (self.workers and self.remade):
             return (1.0,)
         return HANDING_ELSEWHERE if measured_hand_off_us(self.today) is None else HANDING
 
     def _batches_us(self) -> tuple[float, ...]:
-        """Making a batch: with a core of its own, and beside what took its core in this run."""
+        """The time to make a batch: with a core of its own, and with the core contention of this run."""
         making = self.making
         if making is None or not self.remade:
             return (0.0,)
@@ -332,7 +355,7 @@ class Projection(Struct, frozen=True):
         today = self.today
         if not self._plays:
             return max(1e-3, today.compute_us - self.saved_us + wait_us)
-        assert today.replay is not None and today.run.timeline is not None  # the first raises Refused
+        assert today.replay is not None and today.run.timeline is not None  # the first raises NoPrediction
         fed, more_us = Changes(), 0.0
         if self.remade:
             traced = today.facts.breakdown.median_us["data_wait"] if today.facts.breakdown is not None else 0.0
@@ -343,6 +366,6 @@ class Projection(Struct, frozen=True):
 
 
 def plan_of(facts: Facts) -> Projection:
-    """Nothing changed yet. Raises Refused."""
+    """Nothing changed yet. Raises NoPrediction."""
     today = Baseline.of(facts)
     return Projection(today, today.workers, making_of(today))

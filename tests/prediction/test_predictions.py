@@ -142,7 +142,7 @@ def test_what_the_evidence_does_not_carry_is_refused(settings: dict[str, str], w
 
 @pytest.mark.parametrize("settings", [{"accumulate": "4"}, {"compile": "default"}, {"workers": "8", "accumulate": "2"}])
 def test_that_memory_is_not_foretold_is_said(settings: dict[str, str]) -> None:
-    known = synthetic.gpu_case().facts
+    known = facts(synthetic.gpu_case().run)
     found = predict(known, settings)
     assert found.ratio is not None, found.refused
     assert found.memory_ratio is None and "memory is not predicted" in found.memory_basis
@@ -311,7 +311,7 @@ def test_a_larger_batch_from_short_runs() -> None:
     short = PriorEvidence(sizes={16: (30e3, 1_000), 32: (40e3, 1_500), 45: (48e3, None)})
     found = predict(known, {"batch_size": "64"}, short)
     assert found.ratio == pytest.approx((20 + 0.625 * 64) / 40 / 2, rel=0.02)
-    on_gpu = synthetic.gpu_case().facts
+    on_gpu = facts(synthetic.gpu_case().run)
     settings, as_written = {"batch_size": "512"}, {"batch_size": "256"}
     short = PriorEvidence(sizes={128: (9e3, 800), 256: (12e3, 1_500), 300: (13e3, None)}, values_before=as_written)
     told = predict(on_gpu, settings, short)
