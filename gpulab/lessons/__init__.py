@@ -11,30 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
     from gpulab.lessons.lesson import Lesson, open_lesson
-    from gpulab.lessons.measured import check_enough, compare_each, times_faster, working_shares
+    from gpulab.lessons.measured import compare_each, working_shares
 
-__all__ = [
-    "Checked",
-    "Lesson",
-    "check_enough",
-    "compare_each",
-    "is_unanswered",
-    "open_lesson",
-    "right",
-    "times_faster",
-    "unanswered",
-    "undecided",
-    "working_shares",
-    "wrong",
-]
+__all__ = ["Lesson", "compare_each", "open_lesson", "working_shares"]
 
-_MODULES = {
-    **dict.fromkeys(("Checked", "is_unanswered", "right", "unanswered", "undecided", "wrong"), "check"),
-    **dict.fromkeys(("Lesson", "open_lesson"), "lesson"),
-    **dict.fromkeys(("check_enough", "compare_each", "times_faster", "working_shares"), "measured"),
-}
+_MODULES = {"Lesson": "lesson", "compare_each": "measured", "open_lesson": "lesson", "working_shares": "measured"}
 
 
 def __getattr__(name: str) -> object:

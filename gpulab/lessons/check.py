@@ -28,7 +28,7 @@ from gpulab.options import QUICK_VARIABLE, at_most, is_quick
 from gpulab.tuning.compare.statistics import paired
 
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
-QUIETER = (  # what helps an answer that other programs made uncertain
+QUIETER = (  # advice where other programs disturbed a measurement
     "If other programs are running, close them; where you cannot, leave them a core (torch.set_num_threads(1), once). "
     "Then run the cell again."
 )
@@ -48,7 +48,7 @@ _OPENINGS: dict[State, tuple[str, Tone]] = {
 
 
 class Note(Struct, frozen=True):
-    """What a lesson says to its reader: an opening and what follows it, in a coloured frame."""
+    """A message to the learner: an opening word and a text, in a coloured frame."""
 
     opening: str
     words: str
@@ -58,7 +58,7 @@ class Note(Struct, frozen=True):
         return f"{self.opening} {self.words}"
 
     def _repr_html_(self) -> str:
-        """Colours that stand on light and dark pages: only the frame and the opening have one of their own."""
+        """Readable on light and dark pages: only the frame and the opening are coloured."""
         colour = _COLOURS[self.tone]
         frame = f"border-left:4px solid {colour};padding:6px 12px;margin:4px 0;max-width:60em"
         opening = f"background:{colour};color:#FFFFFF;border-radius:3px;padding:1px 7px;margin-right:6px"
@@ -68,13 +68,13 @@ class Note(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """A few lines that a lesson computed, in a type whose letters are equally wide."""
+    """Lines of text that a lesson computed, shown in a monospaced font."""
 
     lines: tuple[str, ...]
 
     @classmethod
     def of(cls, head: Sequence[str], rows: Iterable[Sequence[object]], *below: str, gap: str = "  ") -> Table:
-        """Of columns below a head, those of figures flush right; and lines below it."""
+        """From a header and rows, numbers right-aligned; `below` are lines after the table."""
         columns = [[str(cell) for cell in column] for column in zip(head, *rows, strict=True)]
         for number, column in enumerate(columns):
             width, has_figures = max(map(len, column)), any(cell[:1].isdigit() for cell in column[1:])
@@ -86,7 +86,7 @@ class Table(Struct, frozen=True):
 
 
 class Checked(Struct, frozen=True):
-    """What came of a check. `hint` says what is missing or wrong, or why the answer is right."""
+    """The result of a check. `hint` says what is missing or wrong, or why the answer is right."""
 
     state: State
     hint: str
@@ -114,7 +114,7 @@ def wrong(hint: str) -> Checked:
 
 
 def undecided(words: str) -> Checked:
-    """What was measured tells neither; `words` say what it leaves open."""
+    """The measurement does not decide; `words` say what it leaves open."""
     return Checked("undecided", words)
 
 
@@ -162,7 +162,7 @@ def exercise(begin: str = "") -> Callable[[Exercise], Exercise]:
 
 
 def _is_empty(function: object) -> bool:
-    """Its body is still the dots: it returns None and does nothing else."""
+    """Whether its body is still the dots: it returns None and does nothing else."""
     code = getattr(function, "__code__", None)
     steps = [] if code is None else list(dis.get_instructions(code))
     constants = [step.argval for step in steps if step.opname in ("LOAD_CONST", "RETURN_CONST")]
@@ -181,17 +181,17 @@ Mistakes = Sequence[tuple[str, Callable[..., Any]]]  # a hint, and what an answe
 
 
 def is_number(value: object) -> bool:
-    """Whether it can be reckoned with: True is no number."""
+    """Whether it is a number to compute with; True is none."""
     return (isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0) and not isinstance(value, bool)
 
 
 def no_number(got: object, _: object) -> str:
-    """The fault in the form of an answer that must be a number."""
+    """The hint for a result that is no number; empty for a number."""
     return "" if is_number(got) else f"It gives {got!r}; expected a number: does the function return its result?"
 
 
 def is_close(got: Any, expected: Any) -> bool:
-    """Of two numbers, but for rounding."""
+    """Whether two numbers are equal up to rounding."""
     return math.isclose(got, expected, rel_tol=1e-6, abs_tol=1e-12)
 
 
@@ -258,7 +258,7 @@ class Speed(Struct, frozen=True):
 
 
 def seconds_of(work: Callable[[], object]) -> Measure:
-    """A measure of a function without arguments: how long one call takes. Waits for the GPU where there is one."""
+    """A measure of how long one call of `work` takes, the GPU's work included."""
 
     def measured() -> float:
         wait_for_gpu()
@@ -271,7 +271,7 @@ def seconds_of(work: Callable[[], object]) -> Measure:
 
 
 def wait_for_gpu() -> None:
-    """Until it has done all that was launched; where there is one."""
+    """Wait until the GPU, if there is one, has done all that was launched."""
     import torch
 
     if torch.cuda.is_available():
@@ -279,9 +279,9 @@ def wait_for_gpu() -> None:
 
 
 def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s: float = BUDGET_S) -> Speed:
-    """Both once for warming up, then in turn, each pair in random order, until `pairs` or `budget_s` are reached.
+    """Run both once to warm up, then in pairs of random order, until `pairs` or `budget_s` are reached.
 
-    What either raises passes. definitions.md, "Honest comparison" 3 and 4.
+    Exceptions of either pass. definitions.md, "Honest comparison" 3 and 4.
     """
     pairs, deadline = at_most(pairs, QUICK_PAIRS), time.monotonic() + budget_s
     if not is_quick():
@@ -312,8 +312,8 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
 def judge_speed(speed: Speed, expected: float, *, good: str = "", hint: str = "") -> Checked:
     """Right where the whole interval reaches `wanted` times, wrong where none of it does; `hint`: what to try then.
 
-    A solution that does nothing and looks fast once, by chance, is undecided here or wrong: never right. Where other
-    programs took cores meanwhile, or while it is quick, none is wrong.
+    A useless solution that is fast once by chance is undecided or wrong, never right. Where other programs took cores,
+    and in quick mode, no solution is wrong.
     """
     low, high = speed.interval
     if low >= expected:

@@ -1,7 +1,7 @@
-"""Guess first, measure then: what a lesson asks, and how close a guess was. Nobody is wrong here.
+"""Guess first, then measure: the questions of a lesson, and how close a guess was.
 
-The field for a guess is plain HTML that stays readable in a saved notebook, made alive by a widget nobody sees. A
-displayed widget is an error message in a notebook that was saved and opened again.
+The field for a guess is plain HTML, which stays readable in a saved notebook; an invisible widget makes it interactive.
+A visible widget would be an error message in a notebook that is saved and opened again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Grade(Struct, frozen=True):
     times: float
 
 
-GRADES = (  # a guess that is written like the measurement is exact, however both go on
+GRADES = (  # "exact": the guess is written as the measurement is, whatever digits follow
     Grade("exact", "Exactly.", 0.0, 1.0),
     Grade("close", "Close.", 6.0, 1.15),
     Grade("near", "Not far off.", 15.0, 1.6),
@@ -52,7 +52,7 @@ _OPENINGS: dict[Closeness, str] = {
 
 
 class Question(Struct, frozen=True):
-    """What a learner guesses, and how it is measured. `what` follows the figure: "of each step waits for data".
+    """A question for a guess, and how to measure the answer. `what` follows the figure: "of each step waits for data".
 
     `experiment` and `setting` say which comparison measures a factor, where one does.
     """
@@ -67,7 +67,7 @@ class Question(Struct, frozen=True):
 
     @property
     def sign(self) -> str:
-        """Behind a guess."""
+        """The unit after a guess."""
         return " %" if self.unit == "%" else "×"
 
 
@@ -108,9 +108,9 @@ class Revealed(Struct, frozen=True):
 
 
 def reveal(guess: object, question: Question, shipped: str = "") -> Revealed:
-    """Measure, and hold the guess against it. A factor that may be chance is not held against anybody.
+    """Measure, and compare the guess with it, unless the measured factor may be chance.
 
-    `shipped`: what was measured on a quiet machine, for who cannot measure it here.
+    `shipped`: the measurement of a quiet machine, shown where this one did not decide.
     """
     measured = None
     with suppress(NotMeasured):
@@ -158,7 +158,7 @@ _EXAMPLES = {"%": "40", "times": "1.5"}
 
 
 class GuessInput:
-    """What `lesson.guess(...)` gives: `value` is the number that was typed, None before that."""
+    """The field that `lesson.guess(...)` returns: `value` is the number that was typed, None before that."""
 
     def __init__(self, name: str, question: Question) -> None:
         self.name = name  # of the variable that holds it
@@ -181,7 +181,7 @@ class GuessInput:
         return {"text/plain": repr(self), "text/html": self.html()}
 
     def html(self) -> str:
-        """The output: a front end that never meets the widget shows the words alone."""
+        """The output; a front end without the widget shows the words alone."""
         unit = self.question.sign.strip()
         spoken = "in per cent" if unit == "%" else "as a factor"
         value = "" if self.value is None else f"{self.value:g}"
@@ -195,7 +195,7 @@ class GuessInput:
         return f'<div class="gpulab-guess-{self._key}" style="margin:4px 0">{question}{field}{words}</div>'
 
     def _enliven(self) -> None:
-        """In a notebook: a widget that shows the field and passes on what is typed."""
+        """In a notebook: create the widget that shows the field and sends what is typed."""
         if self._widget is None and in_notebook():
             self._widget = hidden_widget("guess_input.js")(key=self._key)
             self._widget.on_msg(self._receive)

@@ -1,4 +1,4 @@
-"""A lesson while it is worked on: asks for guesses, reveals what was measured, checks answers, keeps the progress.
+"""An open lesson: it asks for guesses, reveals measurements, checks answers, and records the progress.
 
 A lesson's module has its questions by name (`QUESTIONS`), and for each exercise a function `check_…`. The parameters of
 that are names of the notebook, so that a check that is run too early can say which cell comes first.
@@ -48,7 +48,7 @@ LIMIT_S = 180.0  # of a check, which may train for some steps: many times what o
 
 @cache
 def shipped_figures() -> dict[str, dict[str, str]]:
-    """What each question of each lesson was answered with on the quiet machine that made the notebooks."""
+    """The answer to each question of each lesson on the quiet machine that made the notebooks."""
     return msgspec.json.decode(SHIPPED.read_bytes(), type=dict[str, dict[str, str]])
 
 
@@ -59,7 +59,7 @@ def exercises_of(entry: Entry) -> dict[str, Exercise]:
 
 
 class Lesson:
-    """What `open_lesson` gives. `names` are those of the notebook."""
+    """The lesson that `open_lesson` returns. `names` are those of the notebook."""
 
     def __init__(self, entry: Entry, names: Mapping[str, Any], progress: Progress | None = None) -> None:
         parts = importlib.import_module(f"gpulab.lessons.{entry.module}")
@@ -119,7 +119,7 @@ class Lesson:
         return field
 
     def reveal(self, question: str) -> Revealed:
-        """What was measured, beside the guess. What the experiment left open is measured again, where that decides."""
+        """The measurement beside the guess. An undecided setting is measured again if that can decide it."""
         question_ = self._question(question)
         guess = self._names.get(f"guess_{_identifier(question)}")
         again = remeasurement(question_.experiment, *question_.setting)
@@ -165,13 +165,13 @@ class Lesson:
         return compare(recordings.open(f"{machine}/{before}"), recordings.open(f"{machine}/{after}"))
 
     def close(self) -> None:
-        """Take back what waits in the kernel: fields for guesses, and hints."""
+        """Remove what lives in the kernel: fields for guesses, and hints."""
         while self._inputs:
             self._inputs.pop().close()
         Hints.stop()
 
     def _with_rest(self, exercise: str, checked: Checked) -> Checked:
-        """With the exercises that are still to be solved, or that the lesson is passed."""
+        """The result with the exercises that remain, or that the lesson is passed."""
         unsolved = [name for name in self.exercises if name not in self.solved | {exercise}]
         if unsolved:
             return replace(checked, hint=f"{checked.hint} Still to solve in this lesson: {', '.join(unsolved)}.")
@@ -241,7 +241,7 @@ def _notebook_names() -> Mapping[str, Any]:
 
 
 def _show_figures_as_images() -> None:
-    """As `%matplotlib inline` does, which would also replace what a learner has chosen."""
+    """As `%matplotlib inline` does, but without replacing the learner's own backend."""
     formatter: Any = getattr(cell_code.shell(), "display_formatter", None)
     if formatter is not None:
         formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", png)
@@ -284,7 +284,7 @@ PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", 
 
 
 class Hints:
-    """Listens to the notebook while a lesson is open."""
+    """Shows a hint below each cell that failed, while a lesson is open."""
 
     _events: Any = None
 
@@ -314,7 +314,7 @@ def _after_cell(result: Any = None) -> None:
 
 
 def hint(error: BaseException) -> str | None:
-    """What to do about an error; None where its own words say it all."""
+    """What to do about an error; None where its message is enough."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         module = error.name.partition(".")[0]
         package = PACKAGES.get(module, module)
@@ -332,7 +332,7 @@ def hint(error: BaseException) -> str | None:
 
 
 def what_failed(error: Exception) -> str:
-    """The error in its own words, and the last line of the learner's own code on its way."""
+    """The error's message, and the last line of the learner's own code in its traceback."""
     words = f"{type(error).__name__}: {error}".rstrip(": ")
     own = [entry for entry in traceback.extract_tb(error.__traceback__) if is_users_file(entry.filename)]
     line = own[-1].line if own else ""
@@ -340,14 +340,14 @@ def what_failed(error: Exception) -> str:
 
 
 class TimeLimit(BaseException):
-    """Raised in the code that ran for too long; no Exception, so that an answer's own `except` does not take it."""
+    """Raised in code that runs for too long; no Exception, so that an answer's own `except` does not catch it."""
 
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
     """Raises TimeLimit in the block after `limit_s` seconds, on the main thread of Linux or macOS; elsewhere: no limit.
 
-    A timer that somebody else has set goes on afterwards; where it rings sooner, there is no limit of ours.
+    A timer that other code has set goes on afterwards; if it expires sooner, this limit is not set.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

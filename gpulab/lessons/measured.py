@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 
 
 def notes(show: Callable[Parameters, Result]) -> Callable[Parameters, Result | Note]:
-    """What a lesson shows, or a note in its place where it raises NotMeasured."""
+    """A function that shows a note in place of its result where it raises NotMeasured."""
 
     @wraps(show)
     def result_or_note(*args: Parameters.args, **options: Parameters.kwargs) -> Result | Note:
@@ -170,7 +170,7 @@ class Faster(Struct, frozen=True):
 def times_faster(name: str, knob: str = "", value: str = "") -> Faster:
     """Of the setting `knob=value` of the experiment of that name, else of its first. Raises NotMeasured.
 
-    Where that setting was measured again, because the experiment left it open, it is of then.
+    If that setting was measured again, because the experiment left it open, the new measurement counts.
     """
     again, first = latest_experiment(name, f"{name}{AGAIN}"), latest_experiment(name)
     return Faster.of(_setting(again, knob, value) or _setting(first, knob, value))
@@ -218,7 +218,7 @@ class Remeasurement(Struct, frozen=True):
 
 
 def remeasurement(name: str, knob: str = "", value: str = "") -> Remeasurement | None:
-    """What is worth measuring again, once, so that a guess gets its answer; None where nothing is."""
+    """The setting to measure once more so that a guess can be answered; None if it is decided or hopeless."""
     if is_quick():
         return None
     try:
@@ -234,7 +234,7 @@ def remeasurement(name: str, knob: str = "", value: str = "") -> Remeasurement |
 
 
 def _pairs_within(one: Comparison, budget_s: float) -> int | None:
-    """How many pairs would decide it, where they fit into the time; None where it is decided, or they do not."""
+    """How many pairs would decide it; None if it is decided, or they do not fit into the time."""
     blocks = [block for side in (one.a, one.b) for block in side.blocks if block.step_count]
     if one.verdict != "undecided" or one.ratio is None or one.evidence != "interleaved" or not blocks:
         return None
@@ -296,7 +296,7 @@ class Swept(Struct, frozen=True):
 
 
 def _times_as_long(a: Side, b: Side) -> tuple[float, float]:
-    """B against A by their blocks; anything may be where these are too few, or not comparable."""
+    """The interval of B over A by their blocks; unbounded where these are too few or not comparable."""
     a, b, _ = with_sample_counts(a, b)
     unit, why_unfair = unit_of(a, b)
     estimate = None if why_unfair else paired(pair_ratios(a, b, unit))
@@ -363,7 +363,7 @@ def compare_each(
 
 
 def _verdict_on(setting: str, compared: Compared, pairs: int) -> str:
-    """Its headline; an undecided one of too few blocks has a factor that says nothing."""
+    """Its headline; without the factor, which means nothing, where too few blocks left it undecided."""
     one = next(iter(compared.comparisons), None)
     if one is None or one.pairs >= pairs or one.b.failure or is_decided(one.verdict):
         return compared.headline.sentence

@@ -15,9 +15,8 @@ import pytest
 from gpulab import recordings
 from gpulab.errors import StoreError, UsageError
 from gpulab.lessons import lesson as lessons
-from gpulab.lessons import right, wrong
 from gpulab.lessons.catalogue import find_lesson
-from gpulab.lessons.check import Checked, Note
+from gpulab.lessons.check import Checked, Note, right, wrong
 from gpulab.lessons.lesson import Hints, Lesson, TimeLimit, hint, open_lesson, time_limit, what_failed
 from tests.support.paths import ROOT
 

@@ -16,24 +16,24 @@ from gpulab.errors import UsageError
 from gpulab.lessons import (
     batch_size,
     capstone,
-    check_enough,
     compare_each,
     cost,
     fused_kernels,
     measured,
     mixed_precision,
     profile_first,
-    times_faster,
     utilization,
 )
 from gpulab.lessons.check import NotMeasured
 from gpulab.lessons.guesses import times_between
 from gpulab.lessons.measured import (
     Swept,
+    check_enough,
     faster_than,
     latest_experiment,
     latest_ranks,
     remeasurement,
+    times_faster,
     waiting_share,
 )
 from gpulab.lessons.training import default_device
