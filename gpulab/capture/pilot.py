@@ -28,9 +28,8 @@ from gpulab.capture.pauses import Pauses
 from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
 from gpulab.capture.sampler import CoreReadings
-from gpulab.capture.step_values import ModelInputs
 from gpulab.capture.threads import StopRun, inside_generator, stop_behind
-from gpulab.capture.training_facts import TrainingFactsReader
+from gpulab.capture.training_facts import ModelInputs, TrainingFactsReader
 from gpulab.capture.windows import Phases
 from gpulab.formatting import plural
 from gpulab.knobs import preparation

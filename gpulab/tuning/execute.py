@@ -19,8 +19,8 @@ from gpulab.analysis.steps import select, setup_ns
 from gpulab.capture.gpu import count_anew
 from gpulab.capture.pilot import ShortRun
 from gpulab.capture.recorder import Capture
-from gpulab.capture.step_values import Losses
 from gpulab.capture.threads import outcome_of, stop_behind
+from gpulab.capture.training_facts import Losses
 from gpulab.devices.core_clock import CoreWait
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.knobs import preparation

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from gpulab.capture.step_values import Losses, _copy_of, _owns_memory
+from gpulab.capture.training_facts import Losses, _copy_of, _owns_memory
 from gpulab.run import Steps
 from tests.support.fake_cuda import FakeCuda
 

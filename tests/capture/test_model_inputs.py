@@ -13,7 +13,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from gpulab.capture.step_values import ModelInputs
+from gpulab.capture.training_facts import ModelInputs
 from gpulab.run import Steps
 from tests.support.fork_server import python_with_torch
 
