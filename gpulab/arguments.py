@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PREFIX: dict[Door, str] = {"notebook": "%gpulab", "terminal": "gpulab"}  # of a command, as it is typed
 HELP_WORDS = ("-h", "--help")
+WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # of a line, with what stands in quotes
 
 
 class HelpRequest(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult
 
-from gpulab.arguments import HELP_WORDS
+from gpulab.arguments import HELP_WORDS, WORD
 from gpulab.commands import PROFILE, Command, Option, at
 from gpulab.errors import GpulabError
 from gpulab.knobs.catalogue import KNOBS
@@ -107,7 +107,7 @@ def _quoted(name: str) -> str:
 
 def _words(rest: str) -> tuple[list[str], str]:
     """The words that are complete, and the one at the cursor."""
-    words = re.findall(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""", rest)
+    words = WORD.findall(rest)
     if not words or rest[-1:].isspace():
         return words, ""
     return words[:-1], words[-1]

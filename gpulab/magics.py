@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,10 +20,9 @@ from IPython.core.magic import (
     needs_local_scope,
     no_var_expand,
 )
-from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
-from gpulab.arguments import HelpRequest, Parser, overview, perform, split, text_of
+from gpulab.arguments import WORD, HelpRequest, Parser, overview, perform, split, text_of
 from gpulab.capture import threads
 from gpulab.commands import PROFILE
 from gpulab.errors import GpulabError, RankError, UsageError
@@ -36,11 +35,10 @@ if TYPE_CHECKING:
     from gpulab.api.cell_ranks import RankedCell
     from gpulab.api.profile import profile
     from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep
-    from gpulab.run import Ranks
     from gpulab.tuning.code import Code
     from gpulab.tuning.execute import Execution
     from gpulab.tuning.plan import Plan
-    from gpulab.views.comparison import Compared, ScalingView
+    from gpulab.views.comparison import Compared
     from gpulab.views.view import Answer
 
 runs_users_code(__file__)
@@ -51,73 +49,19 @@ MODULE_CALLS = 5  # observed: at the beginning, the loader, the first update, tw
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
 _OF_CLUSTERS = ("nodes", "time", "sbatch")
-_OF_EACH_RANK = ("only_ranks", "name", "steps", "warmup", "trace_steps", "no_trace", "whole", "set")
-
-
-_WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what stands in quotes
-
-
-class Comparing(Struct, frozen=True):
-    """An experiment that is ready to run."""
-
-    code: Code
-    plan: Plan
-    give: bool
-    full: bool = False
-
-    def run(self) -> Compared | None:
-        """Run and show it; what it found, where that was asked for."""
-        from gpulab.api.experiment import conduct
-
-        compared = conduct(self.code, self.plan, full=self.full)
-        return compared if self.give else None
-
-
-class Ranked(Struct, frozen=True):
-    """A cell that is ready to run in several ranks."""
-
-    cell: RankedCell | RankedExperiment | RanksSweep
-    give: bool
-
-    def run(self) -> Ranks | Compared | ScalingView | None:
-        """Run and show it; what came of it, where that was asked for."""
-        try:
-            result = self.cell.run()
-        except RankError:
-            raise
-        except GpulabError as e:
-            raise LineError(str(e)) from None
-        return result if self.give else None
-
-
+_OF_EACH_RANK = (
+    "only_ranks",
+    "name",
+    "steps",
+    "warmup",
+    "trace_steps",
+    "device",
+    "no_trace",
+    "no_live",
+    "whole",
+    "set",
+)
 _INNER = "%%gpuprofile inside a measured cell"
-
-
-class Inner(Struct, frozen=True):
-    """The code of a magic inside a cell that is measured: measured twice, neither figure would be right."""
-
-    code: Code
-
-    @classmethod
-    def of(cls, options: argparse.Namespace, code: Code) -> Inner:
-        """Raises UsageError where the magic asks for more than to measure."""
-        asked = next((name for name in (*_COMPARING, "set", "ranks", "on") if getattr(options, name)), None)
-        if asked is not None:
-            raise UsageError(
-                f"{_INNER} cannot take --{asked}: put one %%gpuprofile --{asked} on the cell's first line."
-            )
-        return cls(code)
-
-    def run(self) -> object:
-        """Run it as it is: what is around measures it."""
-        sys.stderr.write(f"gpulab: {_INNER} is ignored: the outer one already measures this code.\n")
-        return self.code.run()
-
-
-def _sweeps_ranks(options: argparse.Namespace, code: Code) -> bool:
-    """Whether the number of ranks is to be swept, which is no variable of the cell."""
-    asks = any(word.partition("=")[0].strip() == "ranks" for word in options.sweep or ())
-    return asks and not code.variables.has("ranks")
 
 
 def _check_combination(options: argparse.Namespace) -> None:
@@ -129,16 +73,57 @@ def _check_combination(options: argparse.Namespace) -> None:
     elsewhere = "ranks" if options.ranks is not None else "on"
     if getattr(options, elsewhere) is not None and options.no_save:
         raise UsageError(f"--no-save and --{elsewhere} cannot be combined: drop one.")
-    if options.only_ranks is not None and comparing:
-        raise UsageError(f"--only-ranks and --{comparing[0]} cannot be combined: drop one.")
     check_only_ranks(options.only_ranks, (options.ranks or 1) if options.ranks is not None or options.on else None)
     for name in _OF_CLUSTERS:
         if options.on is None and getattr(options, name) is not None:
             raise UsageError(f"--{name} needs a cluster: add --on slurm.")
-    of_one_run = {"--warmup": options.warmup, "--trace-steps": options.trace_steps, "--whole": options.whole or None}
-    for option, given in of_one_run.items():
-        if given is not None and comparing:
-            raise UsageError(f"{option} and --{comparing[0]} cannot be combined: drop one.")
+    for name in ("only_ranks", "warmup", "trace_steps", "whole"):
+        if comparing and getattr(options, name) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')} and --{comparing[0]} cannot be combined: drop one.")
+
+
+def _check_inner(options: argparse.Namespace) -> None:
+    """Raises UsageError where a magic inside a measured cell asks for more than to measure."""
+    more = next((name for name in (*_COMPARING, "set", "ranks", "on") if getattr(options, name)), None)
+    if more is not None:
+        raise UsageError(f"{_INNER} cannot take --{more}: put one %%gpuprofile --{more} on the cell's first line.")
+
+
+def _run_inner(code: Code) -> object:
+    """Run it as it is: measured twice, neither figure would be right."""
+    sys.stderr.write(f"gpulab: {_INNER} is ignored: the outer one already measures this code.\n")
+    return code.run()
+
+
+def _run_comparison(code: Code, plan: Plan, *, full: bool, give: bool) -> Compared | None:
+    from gpulab.api.experiment import conduct
+
+    compared = conduct(code, plan, full=full)
+    return compared if give else None
+
+
+def _run_ranks(cell: RankedCell | RankedExperiment | RanksSweep, *, give: bool) -> object:
+    try:
+        result = cell.run()
+    except RankError:
+        raise
+    except GpulabError as e:
+        raise LineError(str(e)) from None
+    return result if give else None
+
+
+def _run_profiled(execution: Execution, profiler: profile, *, give: bool) -> object:
+    value = None
+    applied = execution.applied() if execution.arm.names else execution.applied(module_calls=MODULE_CALLS)
+    try:
+        with profiler, applied as code:
+            value = code.run()
+    finally:
+        _offer_bench(profiler)
+    with suppress(Exception):  # a fault of ours costs only the bench's values
+        if len(profiler.run.steps):
+            execution.remember(profiler.run)
+    return profiler.run if give else value
 
 
 @magics_class
@@ -157,25 +142,10 @@ class GPUProfile(Magics):
     @needs_local_scope
     @line_cell_magic
     def gpuprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
-        value = None
         try:
             if cell is None and not line.strip():
                 raise HelpRequest
-            prepared = self._prepared(line, cell, local_ns)
-            if isinstance(prepared, Comparing):
-                return prepared.run()
-            if isinstance(prepared, Ranked | Inner):
-                return prepared.run()
-            execution, profiler, give = prepared
-            applied = execution.applied() if execution.arm.names else execution.applied(module_calls=MODULE_CALLS)
-            try:
-                with profiler, applied as code:
-                    value = code.run()
-            finally:
-                _offer_bench(profiler)
-            with suppress(Exception):  # a fault of ours costs only the bench's values
-                if len(profiler.run.steps):
-                    execution.remember(profiler.run)
+            return self._prepared(line, cell, local_ns)()
         except HelpRequest:
             print(help_text())
             return None
@@ -186,42 +156,57 @@ class GPUProfile(Magics):
             if not threads.measures_here():
                 cell_code.show_as_bare(self.shell, error)
             raise
-        return profiler.run if give else value
 
-    def _prepared(
-        self, line: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> Comparing | Ranked | Inner | tuple[Execution, profile, bool]:
-        """What to run, its profile, already started, and whether to return the run.
+    def _prepared(self, line: str, cell: str | None, local_ns: dict[str, Any] | None) -> Callable[[], object]:
+        """What runs the code and returns the magic's value; a profile of it has started.
 
         Raises IPython's UsageError in one line, HelpRequest, and SyntaxError as the cell alone would.
         """
         try:
-            options, statement = self._read(line, cell)
+            if cell is None:
+                options, text = split_statement(line)
+            else:
+                options, text = parse(split(without_comment(line), PROFILE.name)), cell
+            if not text.strip():
+                raise UsageError("No code to profile: put it below %%gpuprofile, or after %gpuprofile.")
             from gpulab.tuning.code import Code
 
-            source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
-            parsed = cell_code.parsed(self.shell, statement)
+            parsed = cell_code.parsed(self.shell, text)
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
-            code = Code.of_cell(self.shell, statement, parsed, source, local_ns)
+            source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
+            code = Code.of_cell(self.shell, text, parsed, source, local_ns)
             if threads.measures_here():
-                return Inner.of(options, code)
-            if options.ranks is not None or options.on is not None or _sweeps_ranks(options, code):
-                return self._ranked(options, code, parsed, give, local_ns)
+                _check_inner(options)
+                return partial(_run_inner, code)
+            words = [word.partition("=")[0].strip() for word in options.sweep or ()]
+            sweeps_ranks = "ranks" in words and not code.variables.has("ranks")
+            if options.ranks is not None or options.on is not None or sweeps_ranks:
+                return partial(_run_ranks, self._ranked(options, code, parsed, local_ns, sweeps_ranks), give=give)
             if any(getattr(options, name) for name in _COMPARING):
                 from gpulab.tuning.resolve import check
 
                 plan = self._plan(options, code)
                 check(code, plan)
-                return Comparing(code, plan, give, options.all)
+                return partial(_run_comparison, code, plan, full=options.all, give=give)
             from gpulab.tuning.execute import execution_with
 
             execution = execution_with(options.set, code)
             profiler = self._profiler(options, execution)
             profiler.start()
+            return partial(_run_profiled, execution, profiler, give=give)
         except GpulabError as e:
             raise LineError(f"{_ended(str(e))}The {'statement' if cell is None else 'cell'} did not run.") from None
-        return execution, profiler, give
+
+    def _fill_in(self, options: argparse.Namespace) -> None:
+        """What the line leaves open is as `%config GPUProfile` has it."""
+        options.no_trace |= not (self.trace or options.trace_steps is not None or options.whole)
+        options.no_live |= not self.live
+        options.no_save |= not self.save
+        options.device = options.device or self.device
+        for name in ("steps", "warmup", *(() if options.no_trace else ("trace_steps",))):
+            if getattr(options, name) is None:
+                setattr(options, name, getattr(self, name))
 
     def _plan(self, options: argparse.Namespace, code: Code) -> Plan:
         from gpulab.tuning.plan import Plan, arms_in
@@ -244,69 +229,54 @@ class GPUProfile(Magics):
         options: argparse.Namespace,
         code: Code,
         parsed: cell_code.Cell,
-        give: bool,
         local_ns: dict[str, Any] | None,
-    ) -> Ranked:
+        sweeps_ranks: bool,
+    ) -> RankedCell | RankedExperiment | RanksSweep:
         from gpulab.api.cell_ranks import RankedCell
-        from gpulab.api.ranked_experiment import NAME, RanksSweep, counts_of
+        from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep, counts_of
+        from gpulab.launch.slurm import Allocation
+        from gpulab.tuning.plan import check_plan
 
-        counts = counts_of(options.sweep or []) if not code.variables.has(NAME) else None
+        counts = counts_of(options.sweep) if sweeps_ranks else None
         if counts is not None and (options.ab or options.seeds or options.no_save):
             raise UsageError("--sweep ranks=… only compares numbers of ranks: drop --ab, --seeds and --no-save.")
         if counts is not None and (options.ranks is not None or options.on is not None):
             raise UsageError("--sweep ranks=… sets the number of ranks on this machine: drop --ranks and --on.")
-        given = {name: getattr(options, name) for name in _OF_EACH_RANK}
-        for name in ("steps", "warmup", "trace_steps"):
-            given[name] = getattr(self, name) if given[name] is None else given[name]
-        given["no_live"] = options.no_live or not self.live
-        given |= {"device": options.device or self.device, "no_trace": options.no_trace or not self.trace}
-        given["no_trace"] = given["no_trace"] or counts is not None
+        plan = self._plan(options, code) if counts is None else None
+        self._fill_in(options)
+        of_each = {name: getattr(options, name) for name in _OF_EACH_RANK}
+        of_each["no_trace"] |= counts is not None
         shell: Any = self.shell
         namespace = {**shell.user_ns, **(local_ns or {})}
         cells = [cell for cell in shell.user_ns.get("In", []) if isinstance(cell, str)]
         source = shell.transform_cell(code.text)
-        asked = None
-        ranks = options.ranks or 1
+        ranks, allocation = options.ranks or 1, None
         if options.on is not None:
-            from gpulab.launch.slurm import Allocation
-
-            asked = Allocation(ranks, options.nodes or 1, options.time or Allocation(1).minutes, options.sbatch or "")
-        ready = RankedCell.of(source, parsed.tree, namespace, cells, ranks, given, full=options.all, allocation=asked)
+            minutes = options.time or Allocation(1).minutes
+            allocation = Allocation(ranks, options.nodes or 1, minutes, options.sbatch or "")
+        cell = RankedCell.of(
+            source, parsed.tree, namespace, cells, ranks, of_each, full=options.all, allocation=allocation
+        )
         if counts is not None:
-            return Ranked(RanksSweep(ready, counts, options.pairs, options.budget, options.all), give)
-        plan = self._plan(options, code)
-        if not any(getattr(options, name) for name in _COMPARING):
-            return Ranked(ready, give)
-        from gpulab.api.ranked_experiment import RankedExperiment
-        from gpulab.tuning.plan import check_plan
-
+            return RanksSweep(cell, counts, options.pairs, options.budget, options.all)
+        if plan is None or not any(getattr(options, name) for name in _COMPARING):
+            return cell
         check_plan(plan)
-        return Ranked(RankedExperiment(ready, plan, options.all), give)
-
-    def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str]:
-        """The options and the code. Raises UsageError and HelpRequest."""
-        if cell is not None:
-            options, code = parse(split(without_comment(line), PROFILE.name)), cell
-        else:
-            options, code = split_statement(line)
-        if not code.strip():
-            raise UsageError("No code to profile: put it below %%gpuprofile, or after %gpuprofile.")
-        return options, code
+        return RankedExperiment(cell, plan, options.all)
 
     def _profiler(self, options: argparse.Namespace, execution: Execution) -> profile:
         from gpulab.api.profile import profile
 
-        asks_for_trace = options.trace_steps is not None or options.whole
-        trace = not options.no_trace and (self.trace or asks_for_trace)
+        self._fill_in(options)
         return profile(
             options.name,
-            steps=self.steps if options.steps is None else options.steps,
-            warmup=self.warmup if options.warmup is None else options.warmup,
-            trace_steps=self.trace_steps if trace and options.trace_steps is None else options.trace_steps,
-            trace=trace,
-            live=self.live and not options.no_live,
-            save=self.save and not options.no_save,
-            device=options.device or self.device,
+            steps=options.steps,
+            warmup=options.warmup,
+            trace_steps=options.trace_steps,
+            trace=not options.no_trace,
+            live=not options.no_live,
+            save=not options.no_save,
+            device=options.device,
             whole=options.whole,
             full=options.all,
             source=execution.code.source,
@@ -361,7 +331,7 @@ def split_statement(line: str) -> tuple[argparse.Namespace, str]:
 
 def _first_word(line: str) -> tuple[str, str]:
     """The first word, its quotes taken off as a shell does, and the rest. Raises UsageError for an open quote."""
-    match = _WORD.match(line)
+    match = WORD.match(line)
     end = match.end() if match is not None else 0
     return "".join(split(line[:end], PROFILE.name)), line[end:].lstrip()
 

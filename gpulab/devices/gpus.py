@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from msgspec import Struct
 
 from gpulab.devices.nvml import bare_uuid, mig_parts, session
-from gpulab.devices.own_processes import import_path, marked
+from gpulab.devices.own_processes import run_python
 from gpulab.errors import DeviceLost
 from gpulab.formatting import plain_values
 
@@ -156,12 +156,6 @@ DECIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", 
 LAUNCHED = 64  # in a trial: CUPTI of CUDA 12.6 to 13.0 loses a few at a session's start (pytorch#192021)
 
 Question = Literal["gpus", "kernels"]
-_BOOTSTRAP = """
-import json, sys
-question, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
-from gpulab.devices.gpus import answer
-answer(question)
-"""
 _CUPTI_LINE = re.compile(r"^.*(?:CUPTI|[Ii]nsufficient [Pp]rivilege).*$", re.MULTILINE)
 _LOG_PREFIX = re.compile(r"^(?:\[[^\]]*\]|\w+:\S+ \S+ \S+ \S+\]|\s)+")
 
@@ -211,15 +205,11 @@ def probe_result(done: subprocess.CompletedProcess[str] | None) -> ProbeResult:
 
 
 def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
-    """Start a Python like ours, let it answer; None where it does not end in time."""
+    """The answer of a process of its own; None where it does not end in time."""
     import subprocess
 
-    command = [sys.executable, "-P", "-c", _BOOTSTRAP, question, json.dumps(import_path())]
     try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
-            check=False, env=marked(),
-        )  # fmt: skip
+        return run_python("gpulab.devices.gpus:answer", question, timeout_s=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return None
 

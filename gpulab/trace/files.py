@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import marked, python_command
+from gpulab.devices.own_processes import run_python
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format
@@ -106,10 +106,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
     if run is not None:
         return run
     folder.mkdir()
-    command = python_command("gpulab.trace.files:write_run", str(file), str(folder))
-    import subprocess
-
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=marked())
+    done = run_python("gpulab.trace.files:write_run", str(file), str(folder))
     if done.returncode:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
     try:
