@@ -91,7 +91,7 @@ def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
 
 def _runs() -> Sequence[tuple[str, str]]:
     """Names of the newest runs, and ids of those without a name."""
-    from gpulab.api.runs_command import runs
+    from gpulab.api.runs import runs
 
     try:
         rows = runs.rows(RUNS_SHOWN)

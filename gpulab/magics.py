@@ -26,7 +26,7 @@ from gpulab.arguments import WORD, HelpRequest, Parser, overview, perform, split
 from gpulab.capture import threads
 from gpulab.commands import PROFILE
 from gpulab.errors import GpulabError, RankError, UsageError
-from gpulab.options import check_only_ranks, without_comment
+from gpulab.options import check_only_ranks, check_without, without_comment
 from gpulab.tuning import cell_code
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
@@ -70,16 +70,14 @@ def _check_combination(options: argparse.Namespace) -> None:
     for name in _OF_COMPARISONS:
         if getattr(options, name) is not None and not comparing:
             raise UsageError(f"--{name} needs a comparison: add --ab NAME=VALUE or --sweep NAME=A,B,C.")
-    elsewhere = "ranks" if options.ranks is not None else "on"
-    if getattr(options, elsewhere) is not None and options.no_save:
-        raise UsageError(f"--no-save and --{elsewhere} cannot be combined: drop one.")
+    if options.ranks is not None or options.on is not None:
+        check_without(options, ("no_save",), "ranks" if options.ranks is not None else "on")
     check_only_ranks(options.only_ranks, (options.ranks or 1) if options.ranks is not None or options.on else None)
     for name in _OF_CLUSTERS:
         if options.on is None and getattr(options, name) is not None:
             raise UsageError(f"--{name} needs a cluster: add --on slurm.")
-    for name in ("only_ranks", "warmup", "trace_steps", "whole"):
-        if comparing and getattr(options, name) not in (None, False):
-            raise UsageError(f"--{name.replace('_', '-')} and --{comparing[0]} cannot be combined: drop one.")
+    if comparing:
+        check_without(options, ("only_ranks", "warmup", "trace_steps", "whole"), comparing[0])
 
 
 def _check_inner(options: argparse.Namespace) -> None:

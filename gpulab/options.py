@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable, Collection
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar, overload
 
 from gpulab.errors import UsageError
@@ -78,6 +79,14 @@ def without_comment(line: str) -> str:
     return line
 
 
+def check_without(options: Namespace, names: Iterable[str], other: str) -> None:
+    """Raises UsageError where one of the options `names` stands beside --`other`."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value is not False:  # --warmup 0 is one
+            raise UsageError(f"--{name.replace('_', '-')} and --{other} cannot be combined: drop one.")
+
+
 def only_ranks_type(text: str) -> str:
     """Numbers of ranks, "last" and "slowest", with commas between them. Raises UsageError."""
     words = [word.strip() for word in text.split(",")]
@@ -100,7 +109,13 @@ def check_only_ranks(only: str | None, world_size: int | None) -> None:
 def check_whole_number(option: str, value: object, least: int) -> None:
     """What Python gives for the same option; None is an absent one. Raises UsageError."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise _no_whole_number(option, value, least)
+        raise UsageError(f"{option} must be an integer ≥ {least}, got {value!r}.")
+
+
+def check_seconds(option: str, value: object) -> None:
+    """What Python gives for the same option. Raises UsageError."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value <= 0:
+        raise UsageError(f"{option} must be a number of seconds > 0, got {value!r}.")
 
 
 def whole_number_type(option: str, least: int) -> Callable[[str], int]:
@@ -108,40 +123,42 @@ def whole_number_type(option: str, least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         digits = text.strip()
-        if not (digits.isascii() and digits.isdecimal() and int(digits) >= least):
-            raise _no_whole_number(option, text, least)
+        whole = digits.isascii() and digits.isdecimal()
+        check_whole_number(option, int(digits) if whole and int(digits) >= least else text, least)
         return int(digits)
+
+    return read
+
+
+def number_type(option: str, what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """An argparse type for a number: `what` says which, for the message; 30% is 0.3 where it speaks of a share."""
+
+    def read(text: str) -> float:
+        is_percent = "share" in what and text.endswith("%")
+        try:
+            value = float(text.removesuffix("%")) / 100 if is_percent else float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise UsageError(f"{option} must be {what}, got {text!r}.")
+        return value
 
     return read
 
 
 def seconds_type(option: str) -> Callable[[str], float]:
     """An argparse type for a number of seconds."""
-
-    def read(text: str) -> float:
-        try:
-            seconds = float(text)
-        except ValueError:
-            raise _no_seconds(option, text) from None
-        check_seconds(option, seconds)
-        return seconds
-
-    return read
+    return number_type(option, "a number of seconds > 0", lambda seconds: seconds > 0)
 
 
 def price_type(option: str) -> Callable[[str], float]:
     """An argparse type for a price per hour."""
+    return number_type(option, "a number > 0", lambda price: 0 < price < math.inf)
 
-    def read(text: str) -> float:
-        try:
-            price = float(text)
-        except ValueError:
-            price = math.nan
-        if not 0 < price < math.inf:
-            raise UsageError(f"{option} must be a number > 0, got {text!r}.")
-        return price
 
-    return read
+def share_type(option: str) -> Callable[[str], float]:
+    """An argparse type for a share from 0 to 1: "0.3" or "30%"."""
+    return number_type(option, "a share from 0 to 1, e.g. 0.3 or 30%", lambda share: 0 <= share <= 1)
 
 
 def port_type(text: str) -> int:
@@ -149,32 +166,3 @@ def port_type(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= 65_535:
         return int(text)
     raise UsageError(f"--port must be an integer from 1 to 65535, got {text[:100]!r}.")
-
-
-def share_type(option: str) -> Callable[[str], float]:
-    """An argparse type for a share from 0 to 1: "0.3" or "30%"."""
-
-    def read(text: str) -> float:
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = math.nan
-        if not 0 <= share <= 1:
-            raise UsageError(f"{option} must be a share from 0 to 1, e.g. 0.3 or 30%, got {text!r}.")
-        return share
-
-    return read
-
-
-def check_seconds(option: str, value: object) -> None:
-    """What Python gives for the same option. Raises UsageError."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value <= 0:
-        raise _no_seconds(option, value)
-
-
-def _no_whole_number(option: str, given: object, least: int) -> UsageError:
-    return UsageError(f"{option} must be an integer ≥ {least}, got {given!r}.")
-
-
-def _no_seconds(option: str, given: object) -> UsageError:
-    return UsageError(f"{option} must be a number of seconds > 0, got {given!r}.")

@@ -10,13 +10,13 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from msgspec.structs import replace
 
-from gpulab.api import runs_command
+from gpulab.api import runs as own_runs
+from gpulab.api.runs import Runs
 from gpulab.arguments import Parser
 from gpulab.commands import PROFILE, at
 from gpulab.completion import fitting
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.store.folders import Store
-from gpulab.store.runs import Runs
 from tests.support.shell import shell_with_gpulab
 from tests.support.synthetic import cpu_case
 
@@ -31,7 +31,7 @@ def named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("baseline", "it's a name", ""):
         run = cpu_case().run
         runs.add(replace(run, id=f"20260101-000000-{len(runs):06x}", settings=replace(run.settings, name=name)))
-    monkeypatch.setattr(runs_command, "runs", runs)
+    monkeypatch.setattr(own_runs, "runs", runs)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from contextlib import suppress
 from itertools import product
 from typing import Any, Literal
 
+from gpulab.api.runs import Runs
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
 from gpulab.run import Run
-from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import Code
@@ -91,7 +91,7 @@ def edited(code: Code, text: str) -> Code:
 
 def _last_profiled() -> tuple[Run, str]:
     """The last profiled run of this process, with the present text of its cell."""
-    from gpulab.api.runs_command import runs
+    from gpulab.api.runs import runs
 
     run = next((run for run in reversed(runs.own) if run.source in ("cell", "statement") and run.code.strip()), None)
     if run is None:
@@ -168,7 +168,7 @@ def ending(error: BaseException, *, has_result: bool) -> BaseException:
 
 def run_before(code: Code, plan: Plan) -> list[tuple[Arm, FullRun]]:
     """The baseline, where its last such run in this process has a trace and read the same objects."""
-    from gpulab.api.runs_command import runs
+    from gpulab.api.runs import runs
 
     observation = observation_of(code)
     latest = next((run for run in reversed(runs.own) if run.code == code.text and not run.settings.knobs), None)
@@ -182,7 +182,7 @@ def run_before(code: Code, plan: Plan) -> list[tuple[Arm, FullRun]]:
 
 def last_step_s(code: Code) -> float | None:
     """The step of this code when it last ran in this process; None where it did not."""
-    from gpulab.api.runs_command import runs
+    from gpulab.api.runs import runs
 
     latest = next((run for run in reversed(runs.own) if run.code == code.text and len(run.steps)), None)
     return step_s(latest) if latest is not None else None
@@ -208,7 +208,7 @@ def remember_speed(run_id: str, speed: Speed | None) -> None:
 
 def remember_full_runs(full_runs: Sequence[FullRun]) -> None:
     """Add these runs to `gpulab.runs`."""
-    from gpulab.api.runs_command import runs
+    from gpulab.api.runs import runs
 
     store: Runs = runs
     for full_run in full_runs:

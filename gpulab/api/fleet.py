@@ -20,7 +20,7 @@ from gpulab.formatting import percent, plural
 from gpulab.run_summary import RunSummary
 from gpulab.store.exports import write_table
 from gpulab.store.folders import Store, default_root, read
-from gpulab.store.lookup import moment, shortened, since_when
+from gpulab.store.lookup import brief, moment, since_when
 from gpulab.store.summaries import Stored, keep_summary, stored_runs, stores_in
 from gpulab.views.fleet import FleetView
 from gpulab.views.view import Answer
@@ -121,7 +121,7 @@ def conditions(user: str, queue: str, since: str | datetime | timedelta, day: st
     try:
         first = datetime.combine(date.fromisoformat(day.strip()), datetime.min.time()).astimezone()
     except ValueError:
-        raise UsageError(f"{shortened(day)!r} is not a date: write it as 2026-11-20.") from None
+        raise UsageError(f"{brief(day)!r} is not a date: write it as 2026-11-20.") from None
     return Conditions(user, queue, first, first + timedelta(days=1))
 
 

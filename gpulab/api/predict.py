@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import html as markup
 import math
 from collections.abc import Mapping, Sequence
 
@@ -23,10 +22,8 @@ from gpulab.prediction.predict import predict as predict_settings
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Board, Record, Scoreboard
-from gpulab.views.html import plain_table
 from gpulab.views.predictions import Predicted
-from gpulab.views.text import aligned
-from gpulab.views.view import Answer
+from gpulab.views.view import Answer, Listing
 from gpulab.views.wording import cut, plain
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
@@ -95,67 +92,60 @@ def _text(name: str, value: object) -> str:
     return setting_text(KNOBS[name].parse(value))
 
 
-# How well predictions held on this machine: per knob and device, and the last ones one by one.
-
-
 SHOWN = 10
 WIDEST = 40
 EMPTY = (
     "No prediction has been compared with a measurement yet. Compare a setting, for example with "
     "%%gpuprofile --ab workers=2: the predicted and the measured speedup are then kept here."
 )
+HOW = (
+    "Speedup vs. baseline. In brackets: the predicted range, which should contain the measured speedup in 19 of 20 "
+    "cases, and the measured 95 % interval. Errors seen here widen or narrow later ranges."
+)
 _DEVICE = "device"
 _KNOBS = ("setting", "predictions", "median error", "inside the predicted range")
 _LAST = ("when", "setting", "predicted speedup", "measured speedup", "off by", _DEVICE)
-_NUMBERS = frozenset({"predictions", "median error", "off by"})
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+_NUMBERS = ("predictions", "median error", "off by")
 
 
 class ScoreboardView(Struct, frozen=True):
-    """To display: as text, and as tables in a notebook."""
+    """To display: per setting and device how well predictions held on this machine, and the last ones one by one."""
 
     board: Board
-
-    def __repr__(self) -> str:
-        return text(self.board)
-
-    def _repr_html_(self) -> str:
-        return html(self.board)
 
     @property
     def records(self) -> Sequence[Record]:
         """All of them, the oldest first."""
         return self.board.records
 
+    @property
+    def listing(self) -> Listing:
+        """Its tables, and what is to be known about them."""
+        board = self.board
+        remarks = (
+            [f"Left out: {plural(board.undecided, 'comparison')} that stayed undecided."] if board.undecided else []
+        )
+        remarks += [f"{plural(board.damaged, 'line')} of the file could not be read."] if board.damaged else []
+        remarks += [plain(board.problem)] if board.problem else []
+        if not board.records:
+            return Listing((), (EMPTY, *remarks))
+        groups: dict[tuple[str, str], list[Record]] = {}
+        for record in board.records:
+            groups.setdefault((record.knob, record.device), []).append(record)
+        several = len({device for _, device in groups}) > 1  # a prediction's interval knows the errors of its own only
+        knobs = [
+            (*_knob(knob, records), *([cut(plain(device), WIDEST)] if several else []))
+            for (knob, device), records in sorted(groups.items())
+        ]
+        last = [_one(record) for record in reversed(board.records[-SHOWN:])]
+        titles = (*_KNOBS, _DEVICE) if several else _KNOBS
+        return Listing(((titles, knobs), (_LAST, last)), (HOW, *remarks), _NUMBERS)
 
-def text(board: Board) -> str:
-    """For a terminal."""
-    if not board.records:
-        return "\n".join([EMPTY, *_remarks(board)])
-    blocks = ["\n".join(aligned(*table, _NUMBERS)) for table in _tables(board)]
-    return "\n\n".join([*blocks, "\n".join([_how(), *_remarks(board)])])
+    def __repr__(self) -> str:
+        return repr(self.listing)
 
-
-def html(board: Board) -> str:
-    """For a notebook: escaped, inline styles only."""
-    remarks = [_how(), *_remarks(board)] if board.records else [EMPTY, *_remarks(board)]
-    tables = [plain_table(*table, _NUMBERS, "margin:0 0 0.8em") for table in _tables(board)] if board.records else []
-    lines = [f'<p style="margin:0.3em 0">{markup.escape(line)}</p>' for line in remarks]
-    return "".join([*tables, *lines])
-
-
-def _tables(board: Board) -> tuple[Table, Table]:
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in board.records:
-        groups.setdefault((record.knob, record.device), []).append(record)
-    several = len({device for _, device in groups}) > 1  # a prediction's interval knows the errors of its own only
-    titles = (*_KNOBS, _DEVICE) if several else _KNOBS
-    knobs = [
-        (*_knob(knob, records), *([cut(plain(device), WIDEST)] if several else []))
-        for (knob, device), records in sorted(groups.items())
-    ]
-    last = [_one(record) for record in reversed(board.records[-SHOWN:])]
-    return (titles, knobs), (_LAST, last)
+    def _repr_html_(self) -> str:
+        return self.listing._repr_html_()
 
 
 def _knob(knob: str, records: Sequence[Record]) -> tuple[str, ...]:
@@ -187,16 +177,3 @@ def _one(record: Record) -> tuple[str, ...]:
 def off_by(record: Record) -> float:
     """How far the prediction was from the measurement, in either direction, as a fraction."""
     return math.expm1(abs(math.log(record.error)))
-
-
-def _how() -> str:
-    return (
-        "Speedup vs. baseline. In brackets: the predicted range, which should contain the measured speedup in 19 of 20 "
-        "cases, and the measured 95 % interval. Errors seen here widen or narrow later ranges."
-    )
-
-
-def _remarks(board: Board) -> list[str]:
-    lines = [f"Left out: {plural(board.undecided, 'comparison')} that stayed undecided."] if board.undecided else []
-    lines += [f"{plural(board.damaged, 'line')} of the file could not be read."] if board.damaged else []
-    return lines + ([plain(board.problem)] if board.problem else [])

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpulab.api.diagnose import summarize
 from gpulab.api.job_report import last_job_report
 from gpulab.api.reading import report
-from gpulab.api.runs_command import runs
+from gpulab.api.runs import runs
 from gpulab.capture.job import JOB, current_job
 from gpulab.capture.loader_facts import ignoring_worker_deaths
 from gpulab.capture.recorder import Capture, RunSource

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.api.cell_ranks import EVERY_S, IN_USE, SHARED_S, STORED_S, Follower, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, remember_experiment
-from gpulab.api.runs_command import runs
+from gpulab.api.runs import runs
 from gpulab.devices.machine import usable_cores
 from gpulab.errors import StoreError, UsageError
 from gpulab.formatting import plural

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import step_change
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
-from gpulab.api.runs_command import runs as runs
+from gpulab.api.runs import runs as runs
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import StoreError, TraceError, UsageError
 from gpulab.run import Ranks, Run

@@ -7,139 +7,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import html as markup
-from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 
-from msgspec import Struct
-
-from gpulab.analysis.steps import select, spread_of_steps, steps_per_round
+from gpulab.api.runs import SHOWN, Runs, runs
 from gpulab.errors import UsageError
-from gpulab.formatting import duration, plural, settings_words, size
-from gpulab.run import Run
+from gpulab.formatting import plural, size
 from gpulab.store.folders import Store
-from gpulab.store.lookup import Entry
-from gpulab.store.runs import Figures, Runs
-from gpulab.views.html import plain_table
-from gpulab.views.text import aligned
 from gpulab.views.view import Answer
-from gpulab.views.wording import cut, plain, rank_words, shortened
+from gpulab.views.wording import cut, plain
 
-SHOWN = 20
-WIDEST_NAME = 32
-WIDEST_ASKED = 200
-TITLES = ("", "name", "id", "started", "step", "steps", "took", "device", "outcome")
-_NUMBERS = ("", "step", "steps", "took")
 _NAMED = 20  # runs listed before a deletion
 _WIDEST_NAME = 40
-
-
-def text(runs: Runs, count: int | None = SHOWN) -> str:
-    """The newest `count` runs (None: all) as a table, and every folder that cannot be read with its reason."""
-    rows = runs.rows(count)
-    readable = [_cells(row, row.run) for row in rows if row.run is not None]
-    lines = aligned(TITLES, readable, _NUMBERS) if readable else [_none(runs)]
-    return "\n".join(lines + _remarks(runs, rows))
-
-
-def html(runs: Runs, count: int | None = SHOWN) -> str:
-    """The same table for a notebook: escaped, inline styles only."""
-    rows = runs.rows(count)
-    readable = [_cells(row, row.run) for row in rows if row.run is not None]
-    table = plain_table(TITLES, readable, _NUMBERS) if readable else f"<p>{markup.escape(_none(runs))}</p>"
-    remarks = "".join(f'<p style="margin:0.3em 0">{markup.escape(line)}</p>' for line in _remarks(runs, rows))
-    return table + remarks
-
-
-class Table(Struct, frozen=True):
-    """Runs to `display`: the newest `count`, or all (None)."""
-
-    runs: Runs
-    count: int | None = SHOWN
-
-    def __repr__(self) -> str:
-        return text(self.runs, self.count)
-
-    def _repr_html_(self) -> str:
-        return html(self.runs, self.count)
-
-
-def _cells(row: Entry, run: Run) -> tuple[str, ...]:
-    rows = select(run).rows
-    step = spread_of_steps(run, run.steps.time_ns[rows], rows, steps_per_round(run, rows))
-    return (
-        str(row.position),
-        shortened(plain(_called(row, run)), WIDEST_NAME) or "–",
-        plain(row.id) + ("" if row.path else " (not saved)"),
-        _local_time(run.created),
-        duration(step.median if step else None),
-        f"{len(run.steps):,}",
-        duration(run.code_wall_ns / 1e3),
-        cut(plain(run.device.name), WIDEST_NAME),
-        _outcome(row, run),
-    )
-
-
-def _called(row: Entry, run: Run) -> str:
-    """Its name, what was changed for it where the name does not say so, and its ranks."""
-    changed = settings_words(run.settings.knobs)
-    name = run.settings.name
-    return " · ".join(filter(None, (name, "" if changed in name else changed, rank_words(run.job, len(row.outcomes)))))
-
-
-def _outcome(row: Entry, run: Run) -> str:
-    """Of several ranks the one that most of those share which did not complete, and of how many."""
-    if run.reached_step_limit and set(row.outcomes) <= {"stopped"}:
-        return "step limit"
-    others = Counter(outcome for outcome in row.outcomes if outcome != "completed")
-    if not others:
-        return run.outcome
-    outcome, count = others.most_common(1)[0]
-    return f"{outcome} ({count} of {len(row.outcomes)})" if count < len(row.outcomes) else outcome
-
-
-def _local_time(created: str) -> str:
-    """Of this machine; the id has it in UTC."""
-    try:
-        return f"{datetime.fromisoformat(created).astimezone():%d %b %H:%M:%S}"
-    except ValueError:  # of a file from elsewhere
-        return "–"
-
-
-def _none(runs: Runs) -> str:
-    if runs.conditions:
-        return f"No run matches: {cut(plain(runs.conditions), WIDEST_ASKED)}."
-    return f"No run yet in {plain(str(runs.store.root))}."
-
-
-def _remarks(runs: Runs, rows: Sequence[Entry]) -> list[str]:
-    hidden = len(runs) - sum(row.runs for row in rows if row.position is not None)
-    more = [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
-    folder = [f"Saved in {cut(plain(str(runs.store.root)), WIDEST_ASKED)}."] if any(row.path for row in rows) else []
-    return (
-        more
-        + folder
-        + [f"{plain(row.id)}: unreadable, {plain(row.problem)}" for row in rows if row.problem is not None]
-    )
-
-
-def figures() -> Figures:
-    """What an exported row holds; to list runs takes none of it."""
-    from gpulab.analysis.run_row import COLUMNS, run_row
-
-    return Figures(COLUMNS, run_row)
-
-
-def runs_in(store: Store | None) -> Runs:
-    """The runs of a store, the default one where None."""
-    collection = Runs(store)
-    collection.show_with(text, html)
-    collection.export_with(figures)
-    return collection
-
-
-runs = runs_in(None)  # and those of this process
 
 
 def list_runs(options: argparse.Namespace) -> Answer:
@@ -150,7 +28,7 @@ def list_runs(options: argparse.Namespace) -> Answer:
         if meant:
             words = cut(" ".join(options.words), 100)
             raise UsageError(f"No run has the words {words!r}. Did you mean `{options.prog} {meant[0]}`?")
-    return Answer(Table(chosen, None if options.all else SHOWN))
+    return Answer(chosen.listing(None if options.all else SHOWN))
 
 
 def name_run(options: argparse.Namespace) -> Answer:
@@ -196,7 +74,7 @@ def export_runs(options: argparse.Namespace) -> Answer:
 
 def runs_of(options: argparse.Namespace) -> Runs:
     """Those of the store that `--store` names, else all that this process finds."""
-    return runs if options.store is None else runs_in(Store(options.store))
+    return runs if options.store is None else Runs(Store(options.store))
 
 
 def _chosen(options: argparse.Namespace, words: Sequence[str] = ()) -> Runs:

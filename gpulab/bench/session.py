@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api import climb as climbs
 from gpulab.api.experiment import edited, remember_experiment, remember_full_runs, remember_speed, run_before
-from gpulab.api.runs_command import runs
+from gpulab.api.runs import runs
 from gpulab.bench import file
 from gpulab.bench.output import (
     BenchOutput,

@@ -7,7 +7,6 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpulab.api.job_report import job_report, keep_only, may_keep
 from gpulab.api.profile import followed, profile
@@ -17,7 +16,7 @@ from gpulab.cli.script import INTERRUPTED_STATUS, Script, read
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.launch.launcher import end_with_launcher
 from gpulab.launch.own_ranks import is_rank
-from gpulab.options import check_only_ranks
+from gpulab.options import check_only_ranks, check_without
 from gpulab.run import Run
 from gpulab.store.folders import Store
 from gpulab.store.jobs import await_job
@@ -27,9 +26,6 @@ from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.view import Answer
 from gpulab.views.waiting import FIRST_S, TerminalLine, waiting
-
-if TYPE_CHECKING:
-    pass
 
 runs_users_code(__file__)
 
@@ -136,9 +132,8 @@ def _check_comparison(options: argparse.Namespace) -> None:
     for name in ("pairs", "budget"):
         if getattr(options, name) is not None and not options.ab:
             raise UsageError(f"--{name} needs a comparison: add --ab NAME=VALUE.")
-    for name in ("warmup", "trace_steps", "whole", "only_ranks"):
-        if options.ab and getattr(options, name) not in (None, False):
-            raise UsageError(f"--{name.replace('_', '-')} and --ab cannot be combined: drop one.")
+    if options.ab:
+        check_without(options, ("warmup", "trace_steps", "whole", "only_ranks"), "ab")
     if options.ab and (is_rank() or options.ranks is not None):
         setting = " ".join(f"--set {setting}" for setting in options.ab)
         raise UsageError(

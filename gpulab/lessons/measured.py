@@ -18,7 +18,7 @@ from msgspec import Struct
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import compare_ranks
 from gpulab.api.experiment import code_of, conduct, experiment, experiments, main_names
-from gpulab.api.runs_command import runs
+from gpulab.api.runs import runs
 from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent, plural, settings_words
 from gpulab.knobs.catalogue import KNOBS

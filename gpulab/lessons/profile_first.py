@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.api.reading import diagnose
-from gpulab.api.runs_command import runs
+from gpulab.api.runs import runs
 from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError
 from gpulab.formatting import factor, percent, speedup

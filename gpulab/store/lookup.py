@@ -65,13 +65,13 @@ def not_found(entries: Sequence[Entry], key: str, root: Path) -> str:
         return f"There is no run in {str(root)!r} yet: profile something first."
     if re.fullmatch(r"-\d+", key):
         return f"There is no run {key}: {str(root)!r} holds {len(entries)}."
-    names = [shortened(e.name) for e in entries] + [e.id for e in entries]
-    nearest = difflib.get_close_matches(shortened(key), names, n=1, cutoff=0.5)
+    names = [brief(e.name) for e in entries] + [e.id for e in entries]
+    nearest = difflib.get_close_matches(brief(key), names, n=1, cutoff=0.5)
     hint = f"Did you mean {nearest[0]!r}?" if nearest else "`gpulab runs` lists them."
-    return f"There is no run {shortened(key)!r} in {str(root)!r}. {hint}"
+    return f"There is no run {brief(key)!r} in {str(root)!r}. {hint}"
 
 
-def shortened(name: str) -> str:
+def brief(name: str) -> str:
     """A name as it stands in a sentence: comparing and printing very long ones takes minutes and pages."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
@@ -119,12 +119,12 @@ def make_filter(
 ) -> Filter:
     """A filter from what a user gave. Raises UsageError naming the value and the nearest valid one."""
     if device not in ("", "cpu", "cuda"):
-        raise UsageError(f"The device must be cpu or cuda, got {shortened(device)!r}.")
+        raise UsageError(f"The device must be cpu or cuda, got {brief(device)!r}.")
     outcomes: tuple[str, ...] = get_args(Outcome)
     if outcome and outcome not in outcomes:
-        near = difflib.get_close_matches(shortened(outcome).lower(), outcomes, n=1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(brief(outcome).lower(), outcomes, n=1, cutoff=0.0)[0]
         raise UsageError(
-            f"The outcome must be one of {', '.join(outcomes)}, got {shortened(outcome)!r}. Did you mean {near}?"
+            f"The outcome must be one of {', '.join(outcomes)}, got {brief(outcome)!r}. Did you mean {near}?"
         )
     every = words.split() if isinstance(words, str) else filter(None, words)
     return Filter(name, device, since_when(since) if since else None, outcome, tuple(every))
@@ -146,7 +146,7 @@ def since_when(since: str | datetime | timedelta) -> datetime:
         return datetime.fromisoformat(since.strip()).astimezone()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"{shortened(str(since))!r} is neither a date (2026-11-20) nor an age (30m, 2h, 3d, 1w)."
+            f"{brief(str(since))!r} is neither a date (2026-11-20) nor an age (30m, 2h, 3d, 1w)."
         ) from None
 
 

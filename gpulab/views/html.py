@@ -116,6 +116,6 @@ def fragment_section(section: Section) -> Markup:
     return titled
 
 
-def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[str], style: str = "") -> str:
+def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[str]) -> str:
     """A table for a notebook's output; the columns whose titles are among `numbers` are aligned on the right."""
-    return str(render("table.html", titles=titles, rows=rows, numbers=numbers, style=style))
+    return str(render("table.html", titles=titles, rows=rows, numbers=numbers))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from msgspec import Struct
 
 from gpulab.diagnosis.diagnose import Headline
@@ -81,6 +81,25 @@ class View(ABC):
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
         return self.bundle()
+
+
+class Listing(Struct, frozen=True):
+    """Tables of texts, each with its titles, and sentences below them: as text, and as HTML in a notebook.
+
+    Columns whose titles are among `numbers` are aligned on the right.
+    """
+
+    tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]
+    lines: Sequence[str]
+    numbers: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        tables = ["\n".join(text.aligned(*table, self.numbers)) for table in self.tables]
+        return "\n\n".join(filter(None, [*tables, "\n".join(self.lines)]))
+
+    def _repr_html_(self) -> str:
+        tables = [html.plain_table(*table, self.numbers) for table in self.tables]
+        return "".join([*tables, *(f'<p style="margin:0.3em 0">{escape(line)}</p>' for line in self.lines)])
 
 
 def as_json(view: View) -> str:

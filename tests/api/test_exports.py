@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
-from gpulab.api import runs_command as commands
+from gpulab.api.runs import Runs
 from gpulab.errors import StoreError
 from gpulab.run import Category, Device, Loader, Memory, Run, Samples, Series, Settings
 from gpulab.store import exports
@@ -21,7 +21,6 @@ from gpulab.store.exports import MOST_POINTS, plain_name
 from gpulab.store.files import write_whole
 from gpulab.store.folders import COLUMNS as COLUMNS_FILE
 from gpulab.store.folders import DOCUMENT, Store
-from gpulab.store.runs import Runs
 from tests.api.test_runs_table import complaint, do
 from tests.support.strategies import runs as any_runs
 from tests.support.strategies import tiny_run
@@ -43,9 +42,7 @@ def runs(tmp_path: Path) -> Runs:
         outcome="failed",
     )
     store.save(full)
-    found = Runs(store)
-    found.export_with(commands.figures)
-    return found
+    return Runs(store)
 
 
 # a row
@@ -116,7 +113,6 @@ def test_json_has_null_for_what_was_not_measured(runs: Runs, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["n" * 10_000, "bad \udc80", "\0", "=HYPERLINK(1)", "a\rb"])
 def test_any_name_comes_back(tmp_path: Path, name: str) -> None:
     runs = Runs(Store(tmp_path / "runs"))
-    runs.export_with(commands.figures)
     runs.add(tiny_run(OLD, name=name))
     whole = name.replace("\udc80", r"\udc80")
     runs.export(tmp_path / "a.json")

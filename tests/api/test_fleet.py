@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.api import fleet as command
 from gpulab.api.fleet import fleet
+from gpulab.api.runs import Runs
 from gpulab.cli import main
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Category, Device, Job, Run, Samples, Series
 from gpulab.run_summary import VERSION
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store
-from gpulab.store.runs import Runs
 from gpulab.store.summaries import FILE, stores_in
 from tests.support.commands import answered
 from tests.support.strategies import tiny_run

@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from msgspec.structs import replace
 
 import gpulab
-from gpulab.api import predict as view
+from gpulab.api.predict import ScoreboardView
 from gpulab.errors import StoreError
 from gpulab.prediction.prediction import LEAST_FOR_BIAS, NARROWEST, WIDEST, Prediction, recalibrated
 from gpulab.store import prediction_log
@@ -138,7 +138,7 @@ def test_damaged_lines_are_skipped_and_counted(tmp_path: Path, damage: bytes) ->
     board.append([a_record(value="second")])
     found = board.read()
     assert [r.value for r in found.records] == ["first", "second"] and found.damaged == 1
-    assert "1 line" in view.text(found)
+    assert "1 line" in repr(ScoreboardView(found))
 
 
 def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     found = Scoreboard(tmp_path).read()
-    assert not found.records and "cannot be read" in view.text(found)
+    assert not found.records and "cannot be read" in repr(ScoreboardView(found))
 
 
 def test_errors_are_of_this_device_and_of_estimates() -> None:
@@ -225,27 +225,27 @@ def test_an_empty_board_says_what_to_do() -> None:
 def test_the_board_in_figures() -> None:
     measured = ((0.55, (0.54, 0.56)), (0.45, (0.44, 0.46)), (0.9, (0.8, 1.0)))
     board = Board(tuple(a_record(measured=ratio, measured_interval=interval) for ratio, interval in measured))
-    text = view.text(board)
+    text = repr(ScoreboardView(board))
     assert text.split("\n")[1].split() == ["workers", "3", "11", "%", "2", "of", "3"]  # off by 10, 11 and 80 %
     assert "2.0 (1.7–2.5)" in text and "×" not in text
-    assert "predicted speedup" in text and "measured speedup" in view.html(board)
+    assert "predicted speedup" in text and "measured speedup" in ScoreboardView(board)._repr_html_()
 
 
 def test_each_device_has_its_own_line() -> None:
     gpu = "NVIDIA H100 80GB HBM3"
     here = [a_record(predicted=0.5, measured=0.5)] * 2
-    both = view.text(Board((*here, a_record(device=gpu, measured=1.0))))
+    both = repr(ScoreboardView(Board((*here, a_record(device=gpu, measured=1.0)))))
     of_knobs = both.split("\n\n")[0].splitlines()
     assert of_knobs[0].split()[-1] == "device"
     assert [line.split()[:3] for line in of_knobs[1:]] == [["workers", "2", "0"], ["workers", "1", "100"]]
     assert of_knobs[1].endswith("CPU") and of_knobs[2].endswith(gpu)
-    assert "device" not in view.text(Board(tuple(here))).splitlines()[0]
+    assert "device" not in repr(ScoreboardView(Board(tuple(here)))).splitlines()[0]
 
 
 def test_nothing_of_a_record_reaches_html_unescaped() -> None:
     hostile = a_record(knob=synthetic.HOSTILE, value=synthetic.HOSTILE, device=synthetic.HOSTILE)
-    assert "<script" not in view.html(Board((hostile,)))
-    assert "\x1b" not in view.text(Board((hostile,)))
+    assert "<script" not in ScoreboardView(Board((hostile,)))._repr_html_()
+    assert "\x1b" not in repr(ScoreboardView(Board((hostile,))))
 
 
 # predictions beside measurements

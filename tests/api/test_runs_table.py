@@ -23,11 +23,10 @@ from msgspec.structs import replace
 
 from gpulab.api import runs_command as commands
 from gpulab.api import tensorboard
-from gpulab.api.runs_command import Table
+from gpulab.api.runs import Runs
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Device, Loader, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read
-from gpulab.store.runs import Runs
 from tests.support.commands import answered
 from tests.support.paths import ROOT
 from tests.support.strategies import assert_same, tiny_run
@@ -142,11 +141,11 @@ def test_a_part_keeps_the_positions_of_the_whole(runs: Runs) -> None:
 def test_the_newest_twenty_are_listed_unless_all_are_asked_for(store: Store) -> None:
     for index in range(23):
         store.save(tiny_run(f"20250101-0000{index:02}-aaaaaa"))
-    last = f"… and 3 older runs\nSaved in {store.root}."
+    last = f"\n\n… and 3 older runs\nSaved in {store.root}."
     assert do(Runs(store), "").endswith(last)
-    assert len(do(Runs(store), "--all").splitlines()) == 25
+    assert len(do(Runs(store), "--all").splitlines()) == 26
     assert do(Runs(store), "--device cpu").endswith(last)
-    page = Table(Runs(store).where(name="<b>\x1b"))._repr_html_()
+    page = Runs(store).where(name="<b>\x1b")._repr_html_()
     assert "&lt;b&gt;" in page and "<b>" not in page and "\x1b" not in page
 
 
@@ -204,7 +203,7 @@ def test_a_run_takes_any_name_and_nothing_else_changes(store: Store, name: str) 
     assert after[DOCUMENT][1] == before[DOCUMENT][1], "the order of runs made in one second goes by it"
     assert runs[name or OLD].id == OLD
     if name:
-        assert do(runs, "").count("\n") == 2
+        assert do(runs, "").count("\n") == 3
 
 
 def test_a_name_keeps_what_a_newer_gpulab_has_written(store: Store) -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpulab.api.experiment import NO_CELL
 from gpulab.api.reading import report
-from gpulab.api.runs_command import runs
+from gpulab.api.runs import runs
 from gpulab.bench import file
 from gpulab.bench.opening import NOTHING_TO_APPLY, apply_edit, lab
 from gpulab.bench.output import (

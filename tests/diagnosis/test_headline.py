@@ -86,7 +86,7 @@ def test_a_setting_is_told_beside_the_code_as_written() -> None:
 
 def test_the_report_says_it_where_this_process_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpulab.api import reading
-    from gpulab.store.runs import Runs
+    from gpulab.api.runs import Runs
 
     known = Runs()
     monkeypatch.setattr(reading, "runs", known)

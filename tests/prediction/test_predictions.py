@@ -21,6 +21,7 @@ from gpulab.analysis.loader import LoadingFacts
 from gpulab.analysis.operators import HostOperators
 from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
+from gpulab.api.runs import Runs
 from gpulab.diagnosis import idle_gpu, operations
 from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose, with_predictions
@@ -34,7 +35,6 @@ from gpulab.prediction.predict import PREDICTORS, Predictor, _telling, predict
 from gpulab.prediction.prediction import Prediction, PriorEvidence
 from gpulab.run import Memory, Pause, PauseKind, StepFlag
 from gpulab.store.folders import Store
-from gpulab.store.runs import Runs
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from gpulab.tuning.predictions import sizes_to_run

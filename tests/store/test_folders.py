@@ -20,12 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpulab.api import runs_command as views
+from gpulab.api.runs import MOST_IN_MEMORY, Runs
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Outcome, Run
 from gpulab.store import run_format, table_file
 from gpulab.store.folders import COLUMNS, DOCUMENT, NPZ, Store, new_id, read, trace_path
-from gpulab.store.runs import MOST_IN_MEMORY, Runs
 from tests.support.fork_server import python_with_torch
 from tests.support.paths import ROOT
 from tests.support.strategies import assert_same, runs, tiny_run
@@ -552,7 +551,7 @@ def test_the_table_names_every_run_and_every_problem(store: Store) -> None:
     (store.root / "foreign").mkdir()
     runs = Runs(store)
     runs.add(make("20250103-000000-cccccc", "unsaved"))
-    shown = views.text(runs)
+    shown = repr(runs)
     assert "\x1b" not in shown and "\u202e" not in shown
     lines = shown.splitlines()
     assert lines[0].split() == ["name", "id", "started", "step", "steps", "took", "device", "outcome"]
@@ -560,20 +559,18 @@ def test_the_table_names_every_run_and_every_problem(store: Store) -> None:
     assert lines[2].split()[:3] == ["-2", "cnn", NEW]
     assert lines[2].split()[6:] == ["10.0", "ms", "6", "60.0", "ms", "a", "CPU", "interrupted"]
     assert lines[-1] == "foreign: unreadable, it has no run.json"
-    page = views.html(runs)
+    page = runs._repr_html_()
     assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page
-    assert "1 older run" not in shown and "… and 2 older runs" in views.text(runs, 1)
+    assert "1 older run" not in shown and "… and 2 older runs" in repr(runs.listing(1))
 
 
 def test_an_empty_store_says_so_in_both_views(store: Store) -> None:
     runs = Runs(store)
-    assert views.text(runs) == f"No run yet in {store.root}."
-    assert views.html(runs) == f"<p>No run yet in {store.root}.</p>"
-    runs.show_with(views.text, views.html)
-    assert repr(runs) == views.text(runs) and runs._repr_html_() == views.html(runs)
+    assert repr(runs) == f"No run yet in {store.root}."
+    assert f">No run yet in {store.root}.</p>" in runs._repr_html_()
 
 
 def test_a_run_damaged_inside_is_named_in_the_table(store: Store) -> None:
     folder = store.save(make(OLD))
     replace_column(folder, "steps.end_ns", -SIX)
-    assert views.text(Runs(store)).splitlines()[-1].startswith(f"{OLD}: unreadable, Run '{OLD}' cannot be read:")
+    assert repr(Runs(store)).splitlines()[-1].startswith(f"{OLD}: unreadable, Run '{OLD}' cannot be read:")

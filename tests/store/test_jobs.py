@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpulab.api import runs_command
 from gpulab.api.cell_ranks import failure_words
 from gpulab.api.reading import open_run, report
+from gpulab.api.runs import Runs
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Job, Ranks, Run, Settings
 from gpulab.store.folders import COLUMNS, KILLED, Store
 from gpulab.store.jobs import await_job, job_of
-from gpulab.store.runs import Runs
 from tests.support.strategies import tiny_run
 
 
@@ -50,13 +49,13 @@ def test_a_job_is_one_row_of_the_list(store: Store) -> None:
     only = rank(0, of=1, id="20250106-000000-00000", job="of one")
     store.save(replace(only, settings=Settings("alone")))
     runs = Runs(store)
-    head, alone, wide, small, again, twice, *rest = runs_command.text(runs).splitlines()
+    head, alone, wide, small, again, twice, *rest = repr(runs).splitlines()
     assert head.split()[:2] == ["name", "id"] and " alone " in alone and "rank" not in alone
     assert "rank 0 of 2" in again and "rank 0 of 2" in twice
     assert "30 ranks" in wide and " wide " in wide and "completed" in wide
     assert "3 of 4 ranks" in small and " abc " in small and "failed (1 of 3)" in small
-    assert len(rest) == 1 and rest[0].startswith("Saved in"), "nothing is hidden"
-    assert "… and 6 older runs" in runs_command.text(runs, 2)
+    assert len(rest) == 2 and rest[1].startswith("Saved in"), "nothing is hidden"
+    assert "… and 6 older runs" in repr(runs.listing(2))
     rows = runs.rows()
     assert [row.position for row in rows] == [-1, -2, -32, -36, -37]
     assert [(len(row.outcomes), row.runs) for row in rows[1:]] == [(30, 30), (3, 4), (0, 1), (0, 1)]

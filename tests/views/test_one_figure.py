@@ -18,7 +18,7 @@ from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.run_row import run_row
 from gpulab.analysis.step_shares import StepShares, own_shares
 from gpulab.api.diagnose import summarize
-from gpulab.api.runs_command import TITLES, _cells
+from gpulab.api.runs import TITLES, _cells
 from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.formatting import NOT_MEASURABLE, duration, percent

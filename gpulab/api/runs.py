@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,16 +12,26 @@ from typing import Self, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpulab.analysis.steps import select as select_steps
+from gpulab.analysis.steps import spread_of_steps, steps_per_round
 from gpulab.errors import StoreError, UsageError
+from gpulab.formatting import duration, plural, settings_words
 from gpulab.run import Run
 from gpulab.store import exports
 from gpulab.store.exports import Cell
 from gpulab.store.files import size_bytes
 from gpulab.store.folders import DOCUMENT, Store, entry_in, read, run_folder
-from gpulab.store.lookup import Entry, Filter, make_filter, not_found, select, shortened
+from gpulab.store.lookup import Entry, Filter, brief, make_filter, not_found, select
 from gpulab.store.summaries import rename_summary
+from gpulab.views.view import Listing
+from gpulab.views.wording import cut, plain, rank_words, shortened
 
 MOST_IN_MEMORY = 20
+SHOWN = 20  # in a list, unless all are asked for
+TITLES = ("", "name", "id", "started", "step", "steps", "took", "device", "outcome")
+_NUMBERS = ("", "step", "steps", "took")
+_WIDEST_NAME = 32
+_WIDEST_CONDITIONS = 200
 
 
 class Deletion(Struct, frozen=True):
@@ -41,28 +52,17 @@ class Exported(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Figures(Struct, frozen=True):
-    """How a run becomes one row of a table: the columns with their types, and the function that fills them."""
-
-    columns: Mapping[str, type]
-    row: Callable[[Run], Mapping[str, Cell]]
-
-
 class Runs(Sequence[Run]):
     """Runs found in the store, oldest first, then the runs of this process in the order they were made.
 
     So `runs[-1]` is what this process measured last, whatever another notebook saves meanwhile. Folders that cannot
-    be read are not in the sequence; `rows` names them. `show_with` hands in the two functions that draw a table,
-    `export_with` what makes a row of figures of a run.
+    be read are not in the sequence; `rows` names them.
     """
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
         self._own: dict[str, Entry] = {}  # `run` is None: too old to stay in memory
         self._filters: tuple[Filter, ...] = ()
-        self._text: Callable[[Runs], str] | None = None
-        self._html: Callable[[Runs], str] | None = None
-        self._figures: Callable[[], Figures] | None = None
 
     @property
     def store(self) -> Store:
@@ -91,14 +91,6 @@ class Runs(Sequence[Run]):
     def own(self) -> list[Run]:
         """What this process measured and still has in memory, in the order it was made."""
         return [own.run for own in self._own.values() if own.run is not None]
-
-    def show_with(self, text: Callable[[Runs], str], html: Callable[[Runs], str]) -> None:
-        """Use these functions for `repr` and in a notebook."""
-        self._text, self._html = text, html
-
-    def export_with(self, figures: Callable[[], Figures]) -> None:
-        """Use these columns, asked for when they are needed, for exported tables."""
-        self._figures = figures
 
     # -- choosing ------------------------------------------------------------------------------------------------
 
@@ -169,7 +161,7 @@ class Runs(Sequence[Run]):
         for entry in entries:
             is_position = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
             if is_position or any(other.id == new and other.id != entry.id for other in self._all()):
-                raise UsageError(f"{shortened(new)!r} is already taken by a run; choose another name.")
+                raise UsageError(f"{brief(new)!r} is already taken by a run; choose another name.")
         for entry in entries:
             if entry.path is not None:
                 self.store.rename(entry.path, new)
@@ -209,12 +201,13 @@ class Runs(Sequence[Run]):
 
         Raises UsageError for another ending, StoreError where there is no run or the file cannot be written.
         """
-        assert self._figures is not None, "export_with says what a row is"
-        figures, file = self._figures(), Path(path)
+        file = Path(path)
         exports.check_path(file)
+        from gpulab.analysis.run_row import COLUMNS, run_row
+
         rows: list[Mapping[str, Cell]] = []
-        count, skipped = self._export_each(lambda run: rows.append(figures.row(run)))
-        exports.write_table(file, rows, figures.columns)
+        count, skipped = self._export_each(lambda run: rows.append(run_row(run)))
+        exports.write_table(file, rows, COLUMNS)
         return Exported(file, count, skipped)
 
     def export_tensorboard(self, folder: str | Path) -> Exported:
@@ -242,7 +235,7 @@ class Runs(Sequence[Run]):
         entries = {entry.id: entry for entry in (*self._entries(), *self._unreadable())}
         if not entries:
             none = (
-                f"no run matches {shortened(self.conditions)!r}"
+                f"no run matches {brief(self.conditions)!r}"
                 if self.conditions
                 else f"no run is in {str(self.store.root)!r} yet, profile something first"
             )
@@ -312,7 +305,7 @@ class Runs(Sequence[Run]):
         match = self._find(word)
         same = [group[0].id for group in _grouped([entry for entry in self._entries() if entry.name == word])]
         if len(same) > 1 and match.name == word and match.id != word:
-            raise StoreError(f"{len(same)} runs are named {shortened(word)!r}: {', '.join(same[-4:])}. Use an id.")
+            raise StoreError(f"{len(same)} runs are named {brief(word)!r}: {', '.join(same[-4:])}. Use an id.")
         return match
 
     def _doomed(self, keys: Sequence[str | Run]) -> list[Entry]:
@@ -332,11 +325,30 @@ class Runs(Sequence[Run]):
             return [match]
         return _of_job(self._all(), match.job.id) or [match]
 
-    def __repr__(self) -> str:
-        return self._text(self) if self._text else f"<{len(self)} runs in {str(self.store.root)!r}>"
+    # -- showing -------------------------------------------------------------------------------------------------
 
-    def _repr_html_(self) -> str | None:
-        return self._html(self) if self._html else None
+    def listing(self, count: int | None = SHOWN) -> Listing:
+        """The newest `count` runs (None: all) as a table, and every folder that cannot be read with its reason."""
+        rows = self.rows(count)
+        cells = [_cells(row, row.run) for row in rows if row.run is not None]
+        hidden = len(self) - sum(row.runs for row in rows if row.position is not None)
+        lines = [] if cells else [self._none()]
+        lines += [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
+        if any(row.path for row in rows):
+            lines.append(f"Saved in {cut(plain(str(self.store.root)), _WIDEST_CONDITIONS)}.")
+        lines += [f"{plain(row.id)}: unreadable, {plain(row.problem)}" for row in rows if row.problem is not None]
+        return Listing([(TITLES, cells)] if cells else [], lines, _NUMBERS)
+
+    def _none(self) -> str:
+        if self.conditions:
+            return f"No run matches: {cut(plain(self.conditions), _WIDEST_CONDITIONS)}."
+        return f"No run yet in {plain(str(self.store.root))}."
+
+    def __repr__(self) -> str:
+        return repr(self.listing())
+
+    def _repr_html_(self) -> str:
+        return self.listing()._repr_html_()
 
 
 def _entry_of(run: Run, path: Path | None) -> Entry:
@@ -407,3 +419,48 @@ def _of_job(entries: Iterable[Entry], job_id: str) -> list[Entry]:
 
 def _rank(entry: Entry) -> int:
     return entry.job.rank if entry.job is not None else 0
+
+
+def _cells(row: Entry, run: Run) -> tuple[str, ...]:
+    rows = select_steps(run).rows
+    step = spread_of_steps(run, run.steps.time_ns[rows], rows, steps_per_round(run, rows))
+    return (
+        str(row.position),
+        shortened(plain(_called(row, run)), _WIDEST_NAME) or "–",
+        plain(row.id) + ("" if row.path else " (not saved)"),
+        _local_time(run.created),
+        duration(step.median if step else None),
+        f"{len(run.steps):,}",
+        duration(run.code_wall_ns / 1e3),
+        cut(plain(run.device.name), _WIDEST_NAME),
+        _outcome(row, run),
+    )
+
+
+def _called(row: Entry, run: Run) -> str:
+    """Its name, what was changed for it where the name does not say so, and its ranks."""
+    changed = settings_words(run.settings.knobs)
+    name = run.settings.name
+    return " · ".join(filter(None, (name, "" if changed in name else changed, rank_words(run.job, len(row.outcomes)))))
+
+
+def _outcome(row: Entry, run: Run) -> str:
+    """Of several ranks the one that most of those share which did not complete, and of how many."""
+    if run.reached_step_limit and set(row.outcomes) <= {"stopped"}:
+        return "step limit"
+    others = Counter(outcome for outcome in row.outcomes if outcome != "completed")
+    if not others:
+        return run.outcome
+    outcome, count = others.most_common(1)[0]
+    return f"{outcome} ({count} of {len(row.outcomes)})" if count < len(row.outcomes) else outcome
+
+
+def _local_time(created: str) -> str:
+    """Of this machine; the id has it in UTC."""
+    try:
+        return f"{datetime.fromisoformat(created).astimezone():%d %b %H:%M:%S}"
+    except ValueError:  # of a file from elsewhere
+        return "–"
+
+
+runs = Runs()  # and those of this process
