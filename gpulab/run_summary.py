@@ -43,3 +43,13 @@ class RunSummary(Struct, frozen=True):
     queue: str = ""
     cpu_idle_fraction: float | None = None
     version: int = VERSION
+
+    @property
+    def gpu_hours(self) -> float:
+        """How long it held its GPUs."""
+        return self.gpu_count * self.wall_s / 3600
+
+    @property
+    def wasted_gpu_hours(self) -> float | None:
+        """How long they did nothing in that time."""
+        return None if self.idle_fraction is None else self.gpu_hours * self.idle_fraction

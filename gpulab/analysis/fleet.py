@@ -90,10 +90,9 @@ def fleet(runs: Iterable[OwnedSummary]) -> Fleet:
 
 def _job(group: Sequence[OwnedSummary]) -> FleetJob:
     ranks = sorted((run.summary for run in group), key=lambda s: (s.rank or 0, s.created))
-    wasted = [wasted_gpu_hours(s) for s in ranks]
-    some = [hours for hours in wasted if hours is not None]
-    worst = max(ranks, key=lambda s: (wasted_gpu_hours(s) or 0.0, s.wall_s))
-    measured_hours = sum(gpu_hours(s) for s, hours in zip(ranks, wasted, strict=True) if hours is not None)
+    wasted = [s.wasted_gpu_hours for s in ranks if s.wasted_gpu_hours is not None]
+    worst = max(ranks, key=lambda s: (s.wasted_gpu_hours or 0.0, s.wall_s))
+    measured_hours = sum(s.gpu_hours for s in ranks if s.wasted_gpu_hours is not None)
     sources = {s.idle_source for s in ranks}
     return FleetJob(
         id=worst.cluster_id or worst.job_id or worst.id,
@@ -106,11 +105,11 @@ def _job(group: Sequence[OwnedSummary]) -> FleetJob:
         world_size=max(s.world_size or 1 for s in ranks),
         gpus=sum(s.gpu_count for s in ranks),
         wall_s=max(s.wall_s for s in ranks),
-        gpu_hours=sum(map(gpu_hours, ranks)),
-        wasted_gpu_hours=sum(some) if some else None,
-        idle_fraction=sum(some) / measured_hours if measured_hours else None,
-        at_least=bool(some) and sources != {"trace"},
-        reason="" if some else worst.idle_reason,
+        gpu_hours=sum(s.gpu_hours for s in ranks),
+        wasted_gpu_hours=sum(wasted) if wasted else None,
+        idle_fraction=sum(wasted) / measured_hours if measured_hours else None,
+        at_least=bool(wasted) and sources != {"trace"},
+        reason="" if wasted else worst.idle_reason,
         headline=worst.headline,
         level=worst.level,
         cause=worst.cause,
@@ -128,13 +127,3 @@ def on_the_cpu(run: RunSummary) -> RunSummary:
     if run.cpu_idle_fraction is None:
         return replace(run, gpu_count=1, idle_reason="without a trace")
     return replace(run, gpu_count=1, idle_fraction=run.cpu_idle_fraction, idle_source="trace", idle_reason="")
-
-
-def gpu_hours(run: RunSummary) -> float:
-    """How long it held its GPUs."""
-    return run.gpu_count * run.wall_s / 3600
-
-
-def wasted_gpu_hours(run: RunSummary) -> float | None:
-    """How long they did nothing in that time."""
-    return None if run.idle_fraction is None else gpu_hours(run) * run.idle_fraction

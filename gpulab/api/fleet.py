@@ -7,63 +7,28 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
+from typing import get_args
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import asdict, fields
 
 from gpulab.analysis.facts import facts
-from gpulab.analysis.fleet import Fleet, OwnedSummary, on_the_cpu
-from gpulab.analysis.fleet import fleet as gathered
+from gpulab.analysis.fleet import Fleet, FleetJob, OwnedSummary, on_the_cpu
+from gpulab.analysis.fleet import fleet as by_waste
 from gpulab.api.diagnose import diagnosis_for_report, summarize
 from gpulab.errors import StoreError, UsageError
 from gpulab.formatting import percent, plural
 from gpulab.run_summary import RunSummary
 from gpulab.store.exports import write_table
 from gpulab.store.folders import Store, default_root, read
-from gpulab.store.lookup import brief, moment, since_when
-from gpulab.store.summaries import Stored, keep_summary, stored_runs, stores_in
+from gpulab.store.lookup import brief, is_within, since_when
+from gpulab.store.summaries import keep_summary, stored_runs, stores_in
 from gpulab.views.fleet import FleetView
 from gpulab.views.view import Answer
 from gpulab.views.waiting import waiting
 from gpulab.views.wording import plain
 
 ALERT_STATUS = 1
-COLUMNS = {
-    **{"id": str, "name": str, "user": str, "queue": str, "created": str, "device_name": str, "ranks": int},
-    **{"world_size": int, "gpus": int, "wall_s": float, "gpu_hours": float, "wasted_gpu_hours": float},
-    **{"idle_fraction": float, "at_least": bool, "reason": str, "headline": str, "level": str, "cause": str},
-    **{"source_line": str, "knob": str, "rank": int, "runs": str},
-}
-
-
-class Conditions(Struct, frozen=True):
-    """Which runs count; an empty condition always holds."""
-
-    user: str = ""
-    queue: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-
-    def fit(self, run: RunSummary, user: str) -> bool:
-        """Whether all hold."""
-        if (self.user and user != self.user) or (self.queue and run.queue != self.queue):
-            return False
-        if self.since is None and self.until is None:
-            return True
-        try:
-            began = moment(run.created)
-        except StoreError:
-            return False
-        return (self.since is None or began >= self.since) and (self.until is None or began < self.until)
-
-    def __str__(self) -> str:
-        """In words."""
-        since = f"since {self.since:%Y-%m-%d %H:%M}" if self.since is not None and self.until is None else ""
-        day = f"on {self.since:%Y-%m-%d}" if self.since is not None and self.until is not None else ""
-        user, queue = (
-            f"{what} {value}" if value else "" for what, value in (("user", self.user), ("queue", self.queue))
-        )
-        return ", ".join(filter(None, (user, queue, day, since)))
+COLUMNS = {field.name: (get_args(field.type) or (field.type,))[0] for field in fields(FleetJob)}  # `runs` as one text
 
 
 def fleet(
@@ -77,23 +42,38 @@ def fleet(
     """Which jobs waste GPUs, the worst first: `.jobs`, `.text()`, `.html()`, `.json()`.
 
     A folder has runs in it or below it; without one, the runs of this folder. `cpu`: a job without a GPU counts, too,
-    with the CPU as its device. Raises StoreError for a folder that
-    cannot be read or has no runs, UsageError for conditions that cannot be.
+    with the CPU as its device. Raises StoreError for a folder that cannot be read or has no runs, UsageError for
+    conditions that cannot be.
     """
-    wanted = conditions(user, queue, since, day)
+    first, end = _period(since, day)
     roots, unreadable = _roots(folders)
-    chosen: list[OwnedSummary] = []
-    for stored in _stored(roots, unreadable):
+    runs: list[OwnedSummary] = []
+    for folder, owner, known in _stored(roots, unreadable):
         try:
-            summary = stored.summary or _summarized(stored.path)
+            summary = known or _summarized(folder)
         except StoreError as e:
-            unreadable.append((stored.path.name, str(e)))
+            unreadable.append((folder.name, str(e)))
             continue
-        if wanted.fit(summary, stored.user):
-            summary = on_the_cpu(summary) if cpu else summary
-            chosen.append(OwnedSummary(summary, stored.user, str(stored.path.parent)))
+        if user not in ("", owner) or queue not in ("", summary.queue) or not is_within(summary.created, first, end):
+            continue
+        runs.append(OwnedSummary(on_the_cpu(summary) if cpu else summary, owner, str(folder.parent)))
+    period = f"on {first:%Y-%m-%d}" if day else f"since {first:%Y-%m-%d %H:%M}" if since else ""
+    conditions = ", ".join(filter(None, (user and f"user {user}", queue and f"queue {queue}", period)))
     places = tuple(map(str, folders)) or (str(default_root()),)
-    return FleetView(gathered(chosen), places, str(wanted), tuple(unreadable), cpu)
+    return FleetView(by_waste(runs), places, conditions, tuple(unreadable), cpu)
+
+
+def _period(since: str | datetime | timedelta, day: str) -> tuple[datetime | None, datetime | None]:
+    """From when on, and until when; None: no limit. Raises UsageError."""
+    if since and day:
+        raise UsageError("--since and --day cannot be combined: drop one.")
+    if not day:
+        return since_when(since) if since else None, None
+    try:
+        first = datetime.combine(date.fromisoformat(day.strip()), datetime.min.time()).astimezone()
+    except ValueError:
+        raise UsageError(f"{brief(day)!r} is not a date: write it as 2026-11-20.") from None
+    return first, first + timedelta(days=1)
 
 
 def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
@@ -112,19 +92,6 @@ def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, s
     return list(roots), problems
 
 
-def conditions(user: str, queue: str, since: str | datetime | timedelta, day: str) -> Conditions:
-    """From what a user gave. Raises UsageError."""
-    if since and day:
-        raise UsageError("--since and --day cannot be combined: drop one.")
-    if not day:
-        return Conditions(user, queue, since_when(since) if since else None)
-    try:
-        first = datetime.combine(date.fromisoformat(day.strip()), datetime.min.time()).astimezone()
-    except ValueError:
-        raise UsageError(f"{brief(day)!r} is not a date: write it as 2026-11-20.") from None
-    return Conditions(user, queue, first, first + timedelta(days=1))
-
-
 def show_fleet(options: argparse.Namespace) -> Answer:
     """Do `gpulab fleet`; `--alert` decides the exit status. Raises UsageError and StoreError."""
     folders = options.folders or ([] if options.store is None else [options.store])
@@ -133,15 +100,15 @@ def show_fleet(options: argparse.Namespace) -> Answer:
     )
     if options.alert is not None:
         view = _offenders(view, options.alert)
-    written = []
+    sentences = []
     if options.export is not None:  # also without an offender: the file would be yesterday's
         jobs = (*view.fleet.jobs, *view.fleet.unmeasured)
-        rows = [{**msgspec.structs.asdict(job), "runs": " ".join(job.runs)} for job in jobs]
+        rows = [{**asdict(job), "runs": " ".join(job.runs)} for job in jobs]
         write_table(options.export, rows, COLUMNS)
-        written.append(f"{plural(len(jobs), 'job')} written to {plain(str(options.export))}")
+        sentences.append(f"{plural(len(jobs), 'job')} written to {plain(str(options.export))}")
     if options.alert is None:
-        return Answer(view, written=tuple(written))
-    return Answer(view, ALERT_STATUS if view.jobs else 0, tuple(written), silent=not view.jobs)
+        return Answer(view, written=tuple(sentences))
+    return Answer(view, ALERT_STATUS if view.jobs else 0, tuple(sentences), silent=not view.jobs)
 
 
 def _offenders(view: FleetView, share: float) -> FleetView:
@@ -150,17 +117,15 @@ def _offenders(view: FleetView, share: float) -> FleetView:
     return FleetView(Fleet(jobs, ()), view.places, conditions, cpu=view.cpu)
 
 
-def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[Stored]:
+def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[tuple[Path, str, RunSummary | None]]:
     """The runs of all stores; those whose figures are made anew come last, with a line that says so."""
-    missing: list[Stored] = []
-    for root in roots:
-        if not root.is_dir():
-            continue
+    missing = []
+    for root in filter(Path.is_dir, roots):
         if os.access(root, os.W_OK):
             Store(root).finish_killed()
         try:
             for stored in stored_runs(root):
-                if stored.summary is None:
+                if stored[-1] is None:
                     missing.append(stored)
                 else:
                     yield stored

@@ -95,7 +95,7 @@ class Filter(Struct, frozen=True):
             (not self.name or fnmatchcase(entry.name, self.name))
             and (not self.device or entry.device_kind == self.device)
             and (not self.outcome or entry.outcome == self.outcome)
-            and (self.since is None or _is_since(entry.created, self.since))
+            and is_within(entry.created, self.since)
         )
 
     def fits_words(self, run: Run) -> bool:
@@ -159,8 +159,12 @@ def moment(created: str) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
-def _is_since(created: str, since: datetime) -> bool:
+def is_within(created: str, since: datetime | None, until: datetime | None = None) -> bool:
+    """Whether a run was made since then, and before `until`; None: there is no such limit."""
+    if since is None and until is None:
+        return True
     try:
-        return moment(created) >= since
-    except StoreError:  # a run of this process whose date is of another program
+        when = moment(created)
+    except StoreError:  # a run whose date is of another program
         return False
+    return (since is None or when >= since) and (until is None or when < until)

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from gpulab.errors import StoreError
 from gpulab.run_summary import VERSION, RunSummary
@@ -21,14 +20,6 @@ RUNS, LAB = "runs", ".gpulab"
 _decode = msgspec.json.Decoder(RunSummary).decode
 _NO_STORES = frozenset({"__pycache__", "node_modules", "site-packages"})
 _DEEPEST = 6  # folders between the one that is named and a store below it
-
-
-class Stored(Struct, frozen=True):
-    """A run's folder with its summary: None where none of this version is there. `user`: whose folder it is."""
-
-    path: Path
-    user: str
-    summary: RunSummary | None
 
 
 def keep_summary(folder: Path, summary: RunSummary) -> None:
@@ -44,8 +35,11 @@ def rename_summary(folder: Path, name: str) -> None:
         keep_summary(folder, msgspec.structs.replace(summary, name=name))
 
 
-def stored_runs(root: Path) -> Iterator[Stored]:
-    """Every run of a store, without opening one. Raises StoreError where the store cannot be read."""
+def stored_runs(root: Path) -> Iterator[tuple[Path, str, RunSummary | None]]:
+    """The folder of every run of a store, whose it is, and its summary: None where none of this version is there.
+
+    No run is opened. Raises StoreError where the store cannot be read.
+    """
     try:
         with os.scandir(root) as folders:
             for folder in folders:
@@ -55,7 +49,7 @@ def stored_runs(root: Path) -> Iterator[Stored]:
                     user = _user_name(folder.stat(follow_symlinks=False).st_uid)
                 except FileNotFoundError:  # deleted just now
                     continue
-                yield Stored(Path(folder.path), user, _read(os.path.join(folder.path, FILE)))
+                yield Path(folder.path), user, _read(os.path.join(folder.path, FILE))
     except OSError as e:
         raise StoreError(f"The run store {str(root)!r} cannot be read: {reason(e)}.") from e
 
