@@ -264,7 +264,7 @@ class _LiveRanks:
         self.output = LiveRanksOutput()
 
     def refresh(self, elapsed_s: float) -> None:
-        rows, late = self._job.look()
+        rows, late = self._job.poll()
         self.output.show_ranks(rows, late, elapsed_s, self._processes.status_words)
 
 

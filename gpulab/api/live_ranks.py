@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.collectives import Arrived, rank_waits, straggler
 from gpulab.errors import StoreError
-from gpulab.run import Run
+from gpulab.run import Job, Run
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, RUNNING_PREFIX, Store
 from gpulab.store.run_format import ARRIVALS, MARKS, READINGS
@@ -27,84 +28,92 @@ from gpulab.views.view import Answer
 
 EVERY_S, LOG_EVERY_S = 1.0, 10.0  # at a terminal, and in a file
 LATEST_STEPS = 50  # of which the figures are
-_KEPT_ROWS = 256
+_MOST_ROWS = 256
 
 
 def running_jobs(root: Path) -> dict[str, str]:
     """The jobs that go on, the one that began last at the end: the id of each, and its cluster's own."""
-    began: dict[str, tuple[str, str]] = {}
-    for path in root.glob(f"{RUNNING_PREFIX}*"):
-        header = _header(path)
-        if header is not None and header.job is not None:
-            earlier = began.get(header.job.id, ("", ""))[0]
-            began[header.job.id] = max(earlier, header.created), header.job.cluster_id
-    return {job: began[job][1] for job in sorted(began, key=lambda job: (began[job][0], job))}
+    headers = filter(None, map(_header, root.glob(f"{RUNNING_PREFIX}*")))
+    ranks = sorted((run.created, run.job.id, run.job.cluster_id) for run in headers if run.job is not None)
+    numbers: dict[str, str] = {}
+    for _, job_id, number in ranks:
+        numbers.pop(job_id, None)
+        numbers[job_id] = number
+    return numbers
 
 
-class LiveJob:
-    """Looks at the folders of one job again and again; each look reads what is new."""
+class _LiveRank:
+    """One rank, as far as its folder is read."""
 
-    def __init__(self, root: Path, job_id: str) -> None:
-        self._root, self._job_id = root, job_id
-        self._tails: dict[Path, tuple[Tail, StepFinder]] = {}
-        self._foreign: set[Path] = set()
-        self._ranks: dict[Path, RankRow] = {}  # the latest of each folder
-        self._arrivals: dict[Path, Arrived] = {}
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / COLUMNS
+        self._finder = StepFinder(0)
+        self._tail = Tail(self._file, _MOST_ROWS, {MARKS: self._finder.read})
+        self.row: RankRow | None = None
+        self.arrivals = Arrived(*np.empty((3, 0), np.int64))
 
-    def look(self) -> tuple[list[RankRow], int | None]:
-        """All ranks that were heard of, by number, and which of them holds up the others.
-
-        Of a rank that has begun again, the later one.
-        """
-        present = set(self._root.glob(f"{RUNNING_PREFIX}*")) - self._foreign
-        for path in present:
-            rank = self._read(path)
-            if rank is not None:
-                self._ranks[path] = rank
-        for path in self._ranks.keys() - present:
-            self._ranks[path] = replace(self._ranks[path], has_ended=True)
-            self._tails.pop(path, None)
-        latest = {self._ranks[path].rank: path for path in sorted(self._ranks)}
-        several = len({self._ranks[path].node for path in latest.values()}) > 1  # two nodes have two clocks
-        waits = {} if several else rank_waits({number: self._arrivals[path] for number, path in latest.items()})
-        rows = [
-            replace(rank, waits=waits.get(number), node=rank.node if several else "")
-            for number, rank in ((number, self._ranks[latest[number]]) for number in sorted(latest))
-        ]
-        return rows, straggler(waits, DEFAULT.skew_notice)
-
-    def _read(self, path: Path) -> RankRow | None:
-        header = _header(path)
-        if header is None or header.job is None:  # without a job it may still join
-            return None
-        if header.job.id != self._job_id:
-            self._foreign.add(path)
-            return None
-        if path not in self._tails:
-            finder = StepFinder(0)
-            self._tails[path] = Tail(path / COLUMNS, _KEPT_ROWS, {MARKS: finder.read}), finder
-        tail, finder = self._tails[path]
-        try:
-            tail.read()
-            silence_s = max(0.0, time.time() - (path / COLUMNS).stat().st_mtime)
-        except (OSError, ValueError):
-            return None
-        start_ns, end_ns, wait_ns, _ = finder.rows_since(max(0, len(finder) - LATEST_STEPS)).T
+    def poll(self, header: Run, job: Job) -> None:
+        """Read what is new. Raises OSError and ValueError where nothing can be read."""
+        self._tail.read()
+        silence_s = max(0.0, time.time() - self._file.stat().st_mtime)
+        start_ns, end_ns, wait_ns, _ = self._finder.rows_since(max(0, len(self._finder) - LATEST_STEPS)).T
         wall_ns = end_ns - start_ns
-        some = len(wall_ns) > 0
-        arrivals = tail.rows(ARRIVALS)
-        self._arrivals[path] = Arrived(arrivals["group"], arrivals["sequence"], arrivals["time_ns"])
-        return RankRow(
-            rank=header.job.rank,
-            node=header.job.node,
-            step_count=len(finder),
-            step_us=float(np.median(wall_ns)) / 1e3 if some else None,
-            data_wait_us=float(np.mean(np.minimum(wait_ns, wall_ns))) / 1e3 if some else None,
-            busy=_busy(tail, header),
+        arrivals = self._tail.rows(ARRIVALS)
+        self.arrivals = Arrived(arrivals["group"], arrivals["sequence"], arrivals["time_ns"])
+        self.row = RankRow(
+            rank=job.rank,
+            node=job.node,
+            step_count=len(self._finder),
+            step_us=float(np.median(wall_ns)) / 1e3 if len(wall_ns) else None,
+            data_wait_us=float(np.mean(np.minimum(wait_ns, wall_ns))) / 1e3 if len(wall_ns) else None,
+            busy=self._busy(header),
             waits=None,
             silence_s=silence_s,
             has_ended=False,
         )
+
+    def _busy(self, header: Run) -> tuple[str, float] | None:
+        """The share of the device in its last seconds, and which device that is."""
+        readings = self._tail.rows(READINGS)
+        for name, label in (("gpu_utilization_pct", "GPU"), ("cpu_pct", "CPU")):
+            for number, series in enumerate(header.samples.series):
+                values = readings["value"][readings["series"] == number][-5:]
+                values = values[np.isfinite(values)]
+                if series.name == name and len(values):
+                    return label, float(values.mean()) / 100
+        return None
+
+
+class LiveJob:
+    """The ranks of one job, from their folders; each `poll` reads what is new."""
+
+    def __init__(self, root: Path, job_id: str) -> None:
+        self._root, self._job_id = root, job_id
+        self._ranks: dict[Path, _LiveRank] = {}
+
+    def poll(self) -> tuple[list[RankRow], int | None]:
+        """All ranks that have reported, by number, and which of them holds up the others.
+
+        Of a rank that has begun again, the later one.
+        """
+        present = set(self._root.glob(f"{RUNNING_PREFIX}*"))
+        for path in present:
+            header = _header(path)
+            if header is not None and header.job is not None and header.job.id == self._job_id:
+                with suppress(OSError, ValueError):
+                    self._ranks.setdefault(path, _LiveRank(path)).poll(header, header.job)
+        latest: dict[int, tuple[RankRow, Arrived]] = {}
+        for path, rank in sorted(self._ranks.items()):
+            if rank.row is not None:
+                row = rank.row if path in present else replace(rank.row, has_ended=True)
+                latest[row.rank] = row, rank.arrivals
+        several = len({row.node for row, _ in latest.values()}) > 1  # two nodes have two clocks
+        waits = {} if several else rank_waits({number: arrivals for number, (_, arrivals) in latest.items()})
+        rows = [
+            replace(row, waits=waits.get(number), node=row.node if several else "")
+            for number, (row, _) in sorted(latest.items())
+        ]
+        return rows, straggler(waits, DEFAULT.skew_notice)
 
 
 def _header(folder: Path) -> Run | None:
@@ -114,43 +123,29 @@ def _header(folder: Path) -> Run | None:
         return None
 
 
-def _busy(tail: Tail, header: Run) -> tuple[str, float] | None:
-    """In its last seconds."""
-    readings = tail.rows(READINGS)
-    for name, label in (("gpu_utilization_pct", "GPU"), ("cpu_pct", "CPU")):
-        for number, series in enumerate(header.samples.series):
-            if series.name == name:
-                values = readings["value"][readings["series"] == number][-5:]
-                values = values[np.isfinite(values)]
-                if len(values):
-                    return label, float(values.mean()) / 100
-    return None
-
-
 def watch(options: argparse.Namespace, sleep: Callable[[float], None] = time.sleep) -> Answer:
     """Do `gpulab watch`: show a job's ranks until all have ended; without a job the one that began last.
 
     Ctrl-C ends it, and not the job. Raises StoreError where no such job runs.
     """
     store = Store(options.store)
-    root = store.root
     store.finish_killed()  # what has no process any more does not run
-    running = running_jobs(root)
-    chosen = options.job or next(reversed(running), "")
-    chosen = next((job for job, number in running.items() if number and number == chosen), chosen)
-    if chosen not in running:
-        named = f"No job {chosen!r}" if chosen else "No job"
+    running = running_jobs(store.root)
+    key = options.job or next(reversed(running), "")
+    job_id = next((job for job, number in running.items() if key and key in (job, number)), None)
+    if job_id is None:
+        what = f"No job {key!r}" if key else "No job"
         start = "Start one with gpulab record --ranks N SCRIPT, or name its folder with --store"
         others = f"These run: {', '.join(running)}" if running else start
-        raise StoreError(f"{named} runs in {str(root)!r}. {others}.")
-    job, screen = LiveJob(root, chosen), _Screen()
+        raise StoreError(f"{what} runs in {str(store.root)!r}. {others}.")
+    job, screen = LiveJob(store.root, job_id), _Screen()
     try:
         while True:
             store.finish_killed()
-            ranks, late = job.look()
-            screen.show(f"job {chosen}\n{view.text(ranks, late)}")
-            if all(rank.has_ended for rank in ranks) and chosen not in running_jobs(root):
-                return Answer(f"All ranks have ended. The report: gpulab report {chosen}")
+            ranks, late = job.poll()
+            screen.show(f"job {job_id}\n{view.text(ranks, late)}")
+            if all(rank.has_ended for rank in ranks) and job_id not in running_jobs(store.root):
+                return Answer(f"All ranks have ended. The report: gpulab report {job_id}")
             sleep(EVERY_S if screen.renews else LOG_EVERY_S)
     except KeyboardInterrupt:
         return Answer(" ")  # the prompt begins on a line of its own

@@ -65,13 +65,13 @@ def test_each_rank_by_its_latest_steps(tmp_path: Path) -> None:
     journals = [journal_of(tmp_path, rank_of(n)) for n in (1, 0)]
     foreign, alone = journal_of(tmp_path, rank_of(5, "another")), journal_of(tmp_path, sketch("20260101-000000-00000a"))
     job = LiveJob(tmp_path, "abc")
-    first, _ = job.look()
+    first, _ = job.poll()
     assert [r.rank for r in first] == [0, 1] and [r.step_count for r in first] == [7, 7]
     steps(journals[0], 100, 4_000_000)
     for journal, late_ns in zip(journals, (10, 0), strict=True):  # rank 1 comes 10 of 100 ns late
         arrivals = [(3, number, 100 * number + late_ns) for number in range(8)]
         journal.append(ARRIVALS, np.array(arrivals, ARRIVAL).tobytes())
-    (zero, one), late = job.look()
+    (zero, one), late = job.poll()
     assert (one.step_count, one.step_us, one.data_wait_us) == (107, 4000.0, 1000.0) and zero.step_count == 7
     assert zero.waits is not None and zero.waits.waits == pytest.approx(0.1) and late == 1
     assert one.busy is not None and one.busy[0] == "CPU" and one.busy[1] == pytest.approx(0.55)
@@ -82,19 +82,19 @@ def test_each_rank_by_its_latest_steps(tmp_path: Path) -> None:
 def test_a_rank_that_has_ended_stays_in_sight(tmp_path: Path) -> None:
     journals = [journal_of(tmp_path, rank_of(n)) for n in (0, 1)]
     job = LiveJob(tmp_path, "abc")
-    job.look()
+    job.poll()
     journals[1].remove()
-    assert [(r.rank, r.has_ended) for r in job.look()[0]] == [(0, False), (1, True)]
+    assert [(r.rank, r.has_ended) for r in job.poll()[0]] == [(0, False), (1, True)]
     journals[0].remove()
-    assert [(r.rank, r.has_ended) for r in job.look()[0]] == [(0, True), (1, True)]
+    assert [(r.rank, r.has_ended) for r in job.poll()[0]] == [(0, True), (1, True)]
 
 
 def test_a_rank_that_joins_later_is_seen(tmp_path: Path) -> None:
     journal = journal_of(tmp_path, sketch())
     job = LiveJob(tmp_path, "abc")
-    assert job.look() == ([], None)
+    assert job.poll() == ([], None)
     journal.write_document(replace(sketch(), job=Job("abc", 0, "torch.distributed", 2)))
-    assert [r.rank for r in job.look()[0]] == [0]
+    assert [r.rank for r in job.poll()[0]] == [0]
     journal.remove()
 
 
@@ -103,5 +103,5 @@ def test_torn_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / ".running-x.spool").write_bytes(b"\x89PNG")
     with open(journal.path, "ab") as file:
         file.write(b"ROWS torn")
-    assert [r.rank for r in LiveJob(tmp_path, "abc").look()[0]] == [0]
+    assert [r.rank for r in LiveJob(tmp_path, "abc").poll()[0]] == [0]
     journal.remove()
