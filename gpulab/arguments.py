@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpulab.commands import COMMANDS, Command, Door, at
 from gpulab.errors import UsageError
-from gpulab.options import meant_option
+from gpulab.options import nearest_option
 
 if TYPE_CHECKING:
     from gpulab.views.view import Answer
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
+    def __call__(self, parser: argparse.ArgumentParser, *values: object) -> NoReturn:
         raise HelpRequest(parser.format_help().rstrip())
 
 
@@ -145,21 +145,21 @@ def text_of(answer: Answer, options: argparse.Namespace) -> str:
     from gpulab.views.view import View, as_json
     from gpulab.views.wording import plain
 
-    view, written = answer.shown, list(answer.written)
+    view, sentences = answer.shown, list(answer.written)
     if isinstance(view, View):
         page: Path | None = getattr(options, "html", None)
         if page is not None:
             write_whole(page, view.html().encode())
-            written.append(f"Page written to {plain(str(page))}")
+            sentences.append(f"Page written to {plain(str(page))}")
         if answer.silent:
             return ""
         if getattr(options, "json", False):
             return as_json(view)
-        if not written:
+        if not sentences:
             return view.text(full=getattr(options, "all", False))
     else:
-        written += [str(view)] if view else []
-    return "".join(f"{line}\n" for line in written)
+        sentences += [str(view)] if view else []
+    return "".join(f"{line}\n" for line in sentences)
 
 
 def unknown_option(prog: str, word: str, words: Sequence[str], valid: Collection[str]) -> str:
@@ -175,7 +175,7 @@ def unknown_option(prog: str, word: str, words: Sequence[str], valid: Collection
         value = value or (after[0] if after and not after[0].startswith("-") else "")
         setting = f"{knob}={value}" if value else example(knob)
         return f"{prog} has no option {option}; settings are --set {setting} or, to compare, --ab {setting}."
-    near = meant_option(option, valid)
+    near = nearest_option(option, valid)
     hint = f"did you mean {near}?" if near else "--help lists them."
     return f"{prog} has no option {option[:100]}; {hint}"
 

@@ -13,7 +13,7 @@ from gpulab.errors import GpulabError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import setting_text
 
-RUNS_SHOWN = 50  # the newest: a longer list helps nobody
+MOST_RUNS = 50  # the newest: a longer list helps nobody
 
 _PROFILE_LINE = re.compile(r"\s*(?:(?P<cell>%%)|(?:.*=\s*)?%)gpuprofile\s+(?P<rest>.*)", re.DOTALL)
 _COMMAND_LINE = re.compile(r"\s*%gpulab\s+(?P<rest>.*)", re.DOTALL)
@@ -80,8 +80,8 @@ def _values(option: Option, begun: str) -> Sequence[tuple[str, str]]:
 def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
     """Knobs with their "=", and behind it the knob's values; of a sweep those that are not there yet."""
     pair = begun if several_values else begun.rpartition(",")[2]
-    name, given, value = pair.strip().partition("=")
-    if not given:
+    name, equals, value = pair.strip().partition("=")
+    if not equals:
         return [(f"{knob}=", "setting") for knob in KNOBS]
     if name not in KNOBS:
         return ()
@@ -94,7 +94,7 @@ def _runs() -> Sequence[tuple[str, str]]:
     from gpulab.api.runs import runs
 
     try:
-        rows = runs.rows(RUNS_SHOWN)
+        rows = runs.rows(MOST_RUNS)
     except GpulabError:  # a store that cannot be read: the command itself says so
         return ()
     names = [row.run.name if row.run is not None else row.id for row in rows]
@@ -115,8 +115,8 @@ def _words(rest: str) -> tuple[list[str], str]:
 
 def _option_and_value(used: Sequence[str], word: str) -> tuple[str, str]:
     """The option whose value stands at the cursor, and what is written of that value."""
-    name, given, value = word.partition("=")
-    if name.startswith("--") and given:
+    name, equals, value = word.partition("=")
+    if name.startswith("--") and equals:
         return name, value
     return (used[-1], word) if used and used[-1].startswith("--") else ("", "")
 

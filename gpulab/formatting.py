@@ -117,10 +117,10 @@ def factor_within(ratio: float, interval: tuple[float, float] | None) -> tuple[s
     low, high = interval
     fewest = _factor_decimals(ratio)
     for decimals in range(fewest, max(fewest, 3 if ratio >= 1 else 4) + 1):
-        written = [f"{x:,.{decimals}f}" for x in (low, ratio, high)]
-        if len(set(written)) == 3 and (decimals >= 2 or _keeps_bounds(interval, decimals)):
+        texts = [f"{x:,.{decimals}f}" for x in (low, ratio, high)]
+        if len(set(texts)) == 3 and (decimals >= 2 or _keeps_bounds(interval, decimals)):
             break
-    return written[1], f"{written[0]}–{written[2]}"
+    return texts[1], f"{texts[0]}–{texts[2]}"
 
 
 def speed_within(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:

@@ -56,7 +56,7 @@ class SoFar(Struct, frozen=True):
 
 
 class Feed(Protocol):
-    """The running capture as a watcher sees it. All methods may be called from any thread."""
+    """The running capture as a monitor sees it. All methods may be called from any thread."""
 
     def series(self) -> tuple[SeriesInfo, ...]:
         """The curves measured so far; may grow in the first tenths of a second."""
@@ -71,7 +71,7 @@ class Feed(Protocol):
         """Ask the run to end at the next step boundary. Returns at once."""
 
 
-class Watcher(Protocol):
+class Monitor(Protocol):
     """Something that shows a run while it goes on, e.g. the live view."""
 
     def begin(self, feed: Feed) -> None:

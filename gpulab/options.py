@@ -36,17 +36,17 @@ def is_quick() -> bool:
 
 
 @overload
-def at_most(asked: Number, quick: Number) -> Number: ...
+def at_most(value: Number, quick: Number) -> Number: ...
 @overload
-def at_most(asked: Number | None, quick: Number) -> Number | None: ...
-def at_most(asked: Number | None, quick: Number) -> Number | None:
+def at_most(value: Number | None, quick: Number) -> Number | None: ...
+def at_most(value: Number | None, quick: Number) -> Number | None:
     """What was asked for; while it is quick, no more than that."""
     if not is_quick():
-        return asked
-    return quick if asked is None else min(asked, quick)
+        return value
+    return quick if value is None else min(value, quick)
 
 
-_MEANT = {  # what an option is called elsewhere
+_SYNONYMS = {  # what an option is called elsewhere
     "--all": ("--verbose", "--full", "--details", "--long"),
     "--steps": ("--max-steps", "--iterations", "--iters", "--num-steps"),
     "--ranks": ("--nproc", "--nproc-per-node", "--world-size", "--gpus"),
@@ -56,10 +56,10 @@ _MEANT = {  # what an option is called elsewhere
 }
 
 
-def meant_option(word: str, valid: Collection[str]) -> str | None:
+def nearest_option(word: str, valid: Collection[str]) -> str | None:
     """The option that an unknown one means: by its meaning, then by its first letter, then by its spelling."""
     name = word.replace("_", "-").lower()
-    meanings = {other: option for option, others in _MEANT.items() if option in valid for other in others}
+    meanings = {other: option for option, others in _SYNONYMS.items() if option in valid for other in others}
     if len(name) == 2:
         names = {option: option for option in sorted(valid)} | meanings
         return next((option for other, option in names.items() if other.startswith(f"-{name}")), None)

@@ -47,8 +47,8 @@ _MOST_FILES = 100_000
 
 def _inside(*folders: str | None) -> tuple[str, ...]:
     """How the paths of all files in these folders begin."""
-    named = {folder for folder in folders if folder}
-    return tuple(os.path.join(folder, "") for folder in named | {os.path.realpath(folder) for folder in named})
+    existing = {folder for folder in folders if folder}
+    return tuple(os.path.join(folder, "") for folder in existing | {os.path.realpath(folder) for folder in existing})
 
 
 _GPULAB = _inside(str(PACKAGE_FOLDER))

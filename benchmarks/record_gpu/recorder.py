@@ -44,7 +44,7 @@ _POLL_S = 0.05
 
 
 class Timekeeper:
-    """A watcher that ends the run once the profiled steps are over and it has gone on for long enough."""
+    """A monitor that ends the run once the profiled steps are over and it has gone on for long enough."""
 
     def __init__(self, seconds: float, least_steps: int) -> None:
         self._seconds = seconds

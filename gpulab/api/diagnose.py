@@ -27,12 +27,12 @@ from gpulab.store.prediction_log import errors_here
 from gpulab.thresholds import DEFAULT, Thresholds
 
 
-def thresholds_of(given: Mapping[str, float] | None = None) -> Thresholds:
+def thresholds_of(changes: Mapping[str, float] | None = None) -> Thresholds:
     """The user's thresholds: those of the `[thresholds]` table in gpulab.toml, over them what is `given`.
 
     Raises UsageError for a file that cannot be read, a name that is none, and figures that contradict each other.
     """
-    return DEFAULT.changed({**configured("thresholds"), **(given or {})})
+    return DEFAULT.changed({**configured("thresholds"), **(changes or {})})
 
 
 def thresholds_or_default() -> tuple[Thresholds, tuple[str, ...]]:

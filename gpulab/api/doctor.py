@@ -71,9 +71,9 @@ def _summary(checks: Sequence[Check]) -> str:
 def _sentences(states: Mapping[str, str]) -> Iterator[str]:
     curves = any(name.endswith(" curves") and state != "absent" for name, state in states.items())
     counters = any(name.endswith("hardware counters") and state == "ok" for name, state in states.items())
-    tried = states.get("GPU work in the trace")
-    traced = tried == "ok"
-    if curves or tried in ("ok", "refused"):
+    trial = states.get("GPU work in the trace")
+    traced = trial == "ok"
+    if curves or trial in ("ok", "refused"):
         yield "Step times, time spent waiting for data and operators can be measured."
         yield "GPU kernels are traced one by one." if traced else "GPU kernels cannot be traced."
         yield f"GPU utilization, memory and power {'can be drawn' if curves else 'cannot be read'}."

@@ -48,9 +48,9 @@ def fleet(
     first, end = _period(since, day)
     roots, unreadable = _roots(folders)
     runs: list[OwnedSummary] = []
-    for folder, owner, known in _stored(roots, unreadable):
+    for folder, owner, stored in _stored(roots, unreadable):
         try:
-            summary = known or _summarized(folder)
+            summary = stored or _summarized(folder)
         except StoreError as e:
             unreadable.append((folder.name, str(e)))
             continue

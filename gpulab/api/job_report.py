@@ -21,10 +21,10 @@ from gpulab.views.report.ranks import RankedReport
 
 def job_report(ranks: Ranks, store: Store) -> RankedReport:
     """The report of a job that is stored; the summary of each rank is put beside it."""
-    shown = report(ranks)
-    for rank, figures in shown.facts.items():
-        keep_summary(store.root / figures.run.id, summarize(figures, shown.each[rank]))
-    return shown
+    view = report(ranks)
+    for rank, figures in view.facts.items():
+        keep_summary(store.root / figures.run.id, summarize(figures, view.each[rank]))
+    return view
 
 
 def last_job_report(name: str) -> RankedReport | None:
@@ -44,34 +44,36 @@ def may_keep(only: str | None, job: Job | None) -> bool:
     return str(job.rank) in words or (LAST in words and job.rank == job.world_size - 1)
 
 
-def kept_ranks(only: str, world_size: int, slowest: int | None) -> frozenset[int]:
+def rank_selection(only: str, world_size: int, slowest: int | None) -> frozenset[int]:
     """The ranks that are chosen; `slowest` is the one for which the others wait."""
     numbers = {LAST: world_size - 1, SLOWEST: slowest}
-    chosen = (numbers[word] if word in numbers else int(word) for word in only.split(","))
-    return frozenset(rank for rank in chosen if rank is not None)
+    candidates = (numbers[word] if word in numbers else int(word) for word in only.split(","))
+    return frozenset(rank for rank in candidates if rank is not None)
 
 
-def keep_only(only: str, shown: RankedReport, store: Store) -> None:
+def keep_only(only: str, view: RankedReport, store: Store) -> None:
     """Drop the traces of a job's other ranks, and say so; its report has been made from all of them."""
-    runs, slowest = shown.ranks.runs, _slowest(shown)
-    kept = kept_ranks(only, shown.ranks.world_size or len(runs), slowest)
-    words = " ".join(shown.headline.sentence.split())
+    runs, slowest = view.ranks.runs, _slowest(view)
+    keepers = rank_selection(only, view.ranks.world_size or len(runs), slowest)
+    words = " ".join(view.headline.sentence.split())
     why = f"not kept (--only-ranks {only}); with all traces the report said: {words.rstrip('.')}"
-    for rank in sorted(runs.keys() - kept):
+    for rank in sorted(runs.keys() - keepers):
         try:
             store.drop_trace(store.root / runs[rank].id, why)
         except StoreError as e:
             sys.stderr.write(f"gpulab: the trace of rank {rank} is still there ({e})\n")
-    named = ", ".join(f"{rank} (the slowest)" if rank == slowest else f"{rank}" for rank in sorted(kept & runs.keys()))
-    sys.stderr.write(f"gpulab: only these ranks keep their trace: {named or 'none'}.\n")
+    names = ", ".join(
+        f"{rank} (the slowest)" if rank == slowest else f"{rank}" for rank in sorted(keepers & runs.keys())
+    )
+    sys.stderr.write(f"gpulab: only these ranks keep their trace: {names or 'none'}.\n")
 
 
-def _slowest(shown: RankedReport) -> int | None:
+def _slowest(view: RankedReport) -> int | None:
     """The rank for which the others wait, else the one that waits least, else the one with the longest step."""
-    if shown.comparison.straggler is not None:
-        return shown.comparison.straggler
-    waits = {r.rank: r.waiting_us for r in shown.comparison.ranks if r.waiting_us is not None}
+    if view.comparison.straggler is not None:
+        return view.comparison.straggler
+    waits = {r.rank: r.waiting_us for r in view.comparison.ranks if r.waiting_us is not None}
     if waits:
         return min(waits, key=lambda rank: waits[rank])
-    steps = {rank: f.typical_step_us.median for rank, f in shown.facts.items() if f.typical_step_us is not None}
+    steps = {rank: f.typical_step_us.median for rank, f in view.facts.items() if f.typical_step_us is not None}
     return max(steps, key=lambda rank: steps[rank], default=None)

@@ -25,7 +25,7 @@ from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized
 from gpulab.launch.launcher import option_words
 from gpulab.launch.own_ranks import followed_ranks, own_ranks
-from gpulab.live_feed import Watcher
+from gpulab.live_feed import Monitor
 from gpulab.options import QUICK_RUN_STEPS, at_most, check_whole_number
 from gpulab.run import Missing, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace, new_id
@@ -74,9 +74,9 @@ class profile:
         progress_of: str = "",
     ) -> None:
         knobs = {} if execution is None else execution.arm.texts
-        asked = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, knobs)
-        check(asked)
-        self.settings = replace(asked, steps=at_most(asked.steps, QUICK_RUN_STEPS))
+        requested = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, knobs)
+        check(requested)
+        self.settings = replace(requested, steps=at_most(requested.steps, QUICK_RUN_STEPS))
         self._execution = execution
         self._when_terminated = terminated
         self._progress_of = progress_of
@@ -121,13 +121,13 @@ class profile:
         if self._capture is not None:
             return
         self._stage = Stage.open(live=self.settings.live, full=self._full) if self._show else None
-        watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
-        if watcher is None and self.settings.live and not in_notebook():
+        monitor: Monitor | None = self._stage.monitor if self._stage is not None else None
+        if monitor is None and self.settings.live and not in_notebook():
             job = current_job()
             if not self._progress_of or job is None or job.rank == 0:  # of several ranks one speaks
-                watcher = run_lines_or_none(self._progress_of)
+                monitor = run_lines_or_none(self._progress_of)
         keep = self._keep_terminated if self.settings.save else None
-        capture = Capture(self.settings, self._source, self._code, watcher, keep)
+        capture = Capture(self.settings, self._source, self._code, monitor, keep)
         try:
             capture.start()
         except UsageError:
@@ -287,8 +287,8 @@ def _in_words(error: BaseException) -> str:
 @contextmanager
 def followed(settings: Settings, *, silent: bool) -> Iterator[str]:
     """Inside, ranks are recorded with these settings; their job's id begins with what is given. `silent`: no report."""
-    given = {name: getattr(settings, name) for name in ("name", "steps", "warmup", "trace_steps", "device", "whole")}
-    given |= {"no_trace": not settings.trace, "no_save": not settings.save, "no_live": True, "silent": silent}
+    words = {name: getattr(settings, name) for name in ("name", "steps", "warmup", "trace_steps", "device", "whole")}
+    words |= {"no_trace": not settings.trace, "no_save": not settings.save, "no_live": True, "silent": silent}
     name = f"{platform.node()}-{new_id()}"
-    with followed_ranks(option_words(given), {JOB: name}):
+    with followed_ranks(option_words(words), {JOB: name}):
         yield name

@@ -62,13 +62,13 @@ def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | No
     `thresholds` are set over those of the `[thresholds]` table in gpulab.toml. Raises UsageError for thresholds that
     are none or contradict each other, StoreError or TraceError for a run that cannot be read.
     """
-    chosen = thresholds_of(thresholds)
+    limits = thresholds_of(thresholds)
     opened = open_run(run) if isinstance(run, str | Path) else run
     if isinstance(opened, Ranks):
-        job = diagnose_job(opened, chosen)
+        job = diagnose_job(opened, limits)
         return Diagnosed(job.diagnosis, job_opening(opened, job.facts))
     figures = facts(opened)
-    return Diagnosed(diagnose_facts(figures, chosen, learned_here(figures)), opening(figures))
+    return Diagnosed(diagnose_facts(figures, limits, learned_here(figures)), opening(figures))
 
 
 def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None) -> Compared:
@@ -91,9 +91,9 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
     if not common:
         raise UsageError("The jobs have no rank in common: name the trace of one rank of each.")
     rank = min(common)
-    chosen = [job.runs[rank] if isinstance(job, Ranks) else job for job in opened]
+    runs_of_rank = [job.runs[rank] if isinstance(job, Ranks) else job for job in opened]
     note = f"Of each job rank {rank} is compared: the others may differ."
-    return Compared(compare_runs(chosen, notes=[note]), price_per_hour)
+    return Compared(compare_runs(runs_of_rank, notes=[note]), price_per_hour)
 
 
 def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:

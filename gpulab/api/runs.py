@@ -21,7 +21,7 @@ from gpulab.store import exports
 from gpulab.store.exports import Cell
 from gpulab.store.files import size_bytes
 from gpulab.store.folders import DOCUMENT, Store, entry_in, read, run_folder
-from gpulab.store.lookup import Entry, Filter, brief, make_filter, not_found, select
+from gpulab.store.lookup import Entry, Filter, brief, make_filter, select, why_none
 from gpulab.store.summaries import rename_summary
 from gpulab.views.view import Listing
 from gpulab.views.wording import cut, plain, rank_words, shortened
@@ -296,7 +296,7 @@ class Runs(Sequence[Run]):
         if match is None and not self._filters:
             match = next((entry for entry in self.store.list() if entry.id == key), None)  # it cannot be read
         if match is None:
-            raise StoreError(not_found(entries, key, self.store.root))
+            raise StoreError(why_none(entries, key, self.store.root))
         return match
 
     def _only(self, key: str | Run) -> Entry:

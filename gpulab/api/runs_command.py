@@ -16,19 +16,19 @@ from gpulab.store.folders import Store
 from gpulab.views.view import Answer
 from gpulab.views.wording import cut, plain
 
-_NAMED = 20  # runs listed before a deletion
+_LISTED = 20  # runs listed before a deletion
 _WIDEST_NAME = 40
 
 
 def list_runs(options: argparse.Namespace) -> Answer:
     """Do `gpulab runs`. Raises UsageError where the first word was to be a verb, StoreError."""
-    chosen = _chosen(options, options.words)
-    if options.words and not len(chosen):
-        meant = difflib.get_close_matches(options.words[0][:100], ("name", "delete", "export"), n=1, cutoff=0.7)
-        if meant:
+    selection = _selection(options, options.words)
+    if options.words and not len(selection):
+        near = difflib.get_close_matches(options.words[0][:100], ("name", "delete", "export"), n=1, cutoff=0.7)
+        if near:
             words = cut(" ".join(options.words), 100)
-            raise UsageError(f"No run has the words {words!r}. Did you mean `{options.prog} {meant[0]}`?")
-    return Answer(chosen.listing(None if options.all else SHOWN))
+            raise UsageError(f"No run has the words {words!r}. Did you mean `{options.prog} {near[0]}`?")
+    return Answer(selection.listing(None if options.all else SHOWN))
 
 
 def name_run(options: argparse.Namespace) -> Answer:
@@ -42,20 +42,20 @@ def name_run(options: argparse.Namespace) -> Answer:
 
 def delete_runs(options: argparse.Namespace) -> Answer:
     """Do `gpulab runs delete`. Raises UsageError and StoreError."""
-    chosen = _chosen(options)
-    if bool(options.keys) == bool(chosen.conditions):
+    selection = _selection(options)
+    if bool(options.keys) == bool(selection.conditions):
         raise UsageError(f"{options.prog} expects runs or a filter, {'not both' if options.keys else 'at least one'}.")
-    if not options.keys and not len(chosen):
-        return Answer(f"No run matches: {_short(chosen.conditions)}. Nothing to delete.")
-    deletions = chosen.delete(*options.keys) if options.yes else chosen.deletions(*options.keys)
-    counted = f"{plural(len(deletions), 'run')}, {size(sum(d.size_bytes for d in deletions))}."
-    first = f"Deleted {counted}" if options.yes else f"Would delete {counted} Nothing is deleted yet: add --yes."
+    if not options.keys and not len(selection):
+        return Answer(f"No run matches: {_short(selection.conditions)}. Nothing to delete.")
+    deletions = selection.delete(*options.keys) if options.yes else selection.deletions(*options.keys)
+    total = f"{plural(len(deletions), 'run')}, {size(sum(d.size_bytes for d in deletions))}."
+    first = f"Deleted {total}" if options.yes else f"Would delete {total} Nothing is deleted yet: add --yes."
     lines = []
-    for d in deletions[:_NAMED]:
+    for d in deletions[:_LISTED]:
         on_disk = size(d.size_bytes) if d.path is not None else "not saved"
         lines.append(f"  {plain(d.id)}  {_short(d.name) if d.name != d.id else '–'}  {on_disk}")
-    if len(deletions) > _NAMED:
-        lines.append(f"  … and {len(deletions) - _NAMED:,} more")
+    if len(deletions) > _LISTED:
+        lines.append(f"  … and {len(deletions) - _LISTED:,} more")
     return Answer("\n".join([first, *lines]))
 
 
@@ -63,8 +63,8 @@ def export_runs(options: argparse.Namespace) -> Answer:
     """Do `gpulab runs export`. Raises UsageError and StoreError."""
     if len(options.file) + (options.tensorboard is not None) != 1:
         raise UsageError(f"{options.prog} expects one target: FILE.csv, .json or .parquet, or --tensorboard FOLDER.")
-    chosen = _chosen(options)
-    done = chosen.export(options.file[0]) if options.file else chosen.export_tensorboard(options.tensorboard)
+    selection = _selection(options)
+    done = selection.export(options.file[0]) if options.file else selection.export_tensorboard(options.tensorboard)
     lines = [f"{plural(done.count, 'run')} written to {plain(str(done.path))}"]
     lines += [f"  {plain(line)}" for line in (*(f"left out: {why}" for why in done.skipped), *done.notes)]
     if options.tensorboard is not None:
@@ -77,7 +77,7 @@ def runs_of(options: argparse.Namespace) -> Runs:
     return runs if options.store is None else Runs(Store(options.store))
 
 
-def _chosen(options: argparse.Namespace, words: Sequence[str] = ()) -> Runs:
+def _selection(options: argparse.Namespace, words: Sequence[str] = ()) -> Runs:
     return runs_of(options).where(
         name=options.name,
         device=options.device,

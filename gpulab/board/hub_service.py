@@ -31,7 +31,7 @@ from gpulab.lessons.progress import LONGEST_LINE_BYTES, ClassFolder, Learner, pa
 
 RENEWED_S = 5
 MOST_FILE_BYTES = 5_000_000  # of one learner: far more than a course needs
-REFUSED = "This page is for the instructors of this hub."
+NO_ACCESS = "This page is for the instructors of this hub."
 
 
 def file_token(user: str) -> str:
@@ -81,7 +81,7 @@ class BoardHandler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     @authenticated
     def get(self) -> None:
         if not is_instructor(self.get_current_user(), self.group):
-            raise HTTPError(403, reason=REFUSED)
+            raise HTTPError(403, reason=NO_ACCESS)
         now = datetime.now(UTC)
         body = page.html(standing(read_folder(self.folder)), now)
         self.set_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")

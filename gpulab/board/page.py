@@ -24,7 +24,7 @@ def html(standing: Standing, now: datetime, note: str = "") -> str:
         since=partial(_since, now=now),
         plots=[_plot(question, standing.guesses[question]) for question in sorted(standing.guesses)],
         when=now.astimezone().strftime("%H:%M:%S"),
-        left_out=standing.left_out,
+        excess=standing.excess,
         note=note,
     )
     return str(page)

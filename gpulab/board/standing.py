@@ -65,7 +65,7 @@ class Standing(Struct, frozen=True):
     learners: tuple[LearnerStanding, ...]
     lessons: tuple[Entry, ...]  # that somebody has opened, in their order
     guesses: Mapping[tuple[str, str], tuple[Guess, ...]]
-    left_out: int = 0  # learners beyond those that fit
+    excess: int = 0  # learners beyond those that fit
 
 
 def standing(files: Mapping[str, Iterable[Line]], only: Sequence[str] = ()) -> Standing:

@@ -1,1 +1,1 @@
-"""One measured execution: step hooks, sampling process, profiler window. Tells a watcher, knows no view."""
+"""One measured execution: step hooks, sampling process, profiler window. Tells a monitor, knows no view."""

@@ -30,7 +30,7 @@ from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.formatting import capitalized
-from gpulab.live_feed import Delta, SeriesInfo, SoFar, Status, Watcher
+from gpulab.live_feed import Delta, Monitor, SeriesInfo, SoFar, Status
 from gpulab.run import (
     Choice,
     Environment,
@@ -75,7 +75,7 @@ class Capture:
         settings: Settings,
         source: RunSource,
         code: str = "",
-        view: Watcher | None = None,
+        view: Monitor | None = None,
         keep: Callable[[Run, WriteTrace | None], None] | None = None,
     ) -> None:
         self.settings = settings
@@ -98,7 +98,7 @@ class Capture:
         self._terminations = Terminations(
             self._terminate_soon,
             self._terminate_now,
-            lambda: self._journal_writer.look(),  # so that a reader has the steps so far, whatever happens next
+            lambda: self._journal_writer.update(),  # so that a reader has the steps so far, whatever happens next
         )
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # from now on a signal waits for `close`

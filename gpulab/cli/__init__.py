@@ -57,18 +57,18 @@ def complain(text: str) -> None:
     print(f"gpulab: {plain(text)}", file=sys.stderr)
 
 
-def show_recorded(shown: Report | RankedReport | Compared, options: argparse.Namespace, terminal: TextIO) -> int:
+def show_recorded(result: Report | RankedReport | Compared, options: argparse.Namespace, terminal: TextIO) -> int:
     """Print what `gpulab record` measured and write the files that were asked for. Returns the exit status."""
     from gpulab.store.files import write_whole
     from gpulab.views.view import as_json
 
-    terminal.write("\n" + shown.text(full=options.all))
+    terminal.write("\n" + result.text(full=options.all))
     terminal.flush()
     try:
         if options.html is not None:
-            write_whole(options.html, shown.html().encode())
+            write_whole(options.html, result.html().encode())
         if options.json is not None:
-            write_whole(options.json, as_json(shown).encode())
+            write_whole(options.json, as_json(result).encode())
     except StoreError as e:
         complain(str(e))
         return USAGE_STATUS

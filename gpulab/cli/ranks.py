@@ -54,17 +54,17 @@ def launch(options: argparse.Namespace) -> int:
     environment = {**os.environ, **threads_of_each(options.ranks), "GPULAB_DIR": place}
     with subprocess.Popen(words, env=environment) as process:
         status = _ended(process)
-    shown = 0 if options.no_save else _show_job(options, torchrun_job_id(run_id), status)
-    return status or shown
+    view = 0 if options.no_save else _show_job(options, torchrun_job_id(run_id), status)
+    return status or view
 
 
 def _of_each(options: argparse.Namespace) -> Sequence[str]:
     """The command of each rank: the same options, without the number of ranks. What is stored is shown at the end."""
     names = (*_OPTIONS, *_SWITCHES, *(_OF_A_REPORT if options.no_save else ()))
-    given = {name: getattr(options, name) for name in names}
+    values = {name: getattr(options, name) for name in names}
     own = {"with_launcher": True, "silent": not options.no_save}
     target = ["-m", options.script] if options.module else [options.script]
-    return [*RECORD, *option_words({**given, **own}), *target, *options.args]
+    return [*RECORD, *option_words({**values, **own}), *target, *options.args]
 
 
 def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
@@ -75,12 +75,12 @@ def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
     except StoreError:  # what a rank has said of it stands above
         complain("no rank recorded a run.")
         return 0
-    shown = job_report(ranks, store)
-    status = show_recorded(shown, options, sys.stderr)
+    view = job_report(ranks, store)
+    status = show_recorded(view, options, sys.stderr)
     if failure := failure_words(ranks, "script", ended if ended < 128 else 0):  # not where a signal was to end it
         complain(failure)
     if options.only_ranks is not None:
-        keep_only(options.only_ranks, shown, store)
+        keep_only(options.only_ranks, view, store)
     return status
 
 

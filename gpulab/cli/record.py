@@ -71,7 +71,7 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
 
         execution = execution_with(options.set, script.code())
     terminal = sys.stderr  # the script may redirect it
-    shown: list[int] = []  # the status of the report: in the middle of the script where that is asked to end
+    statuses: list[int] = []  # the status of the report: in the middle of the script where that is asked to end
     profiled = profile(
         options.name,
         steps=options.steps,
@@ -88,7 +88,7 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
         execution=execution,
         progress_of=os.path.basename(options.script),
         keeps_trace=lambda run: may_keep(options.only_ranks, run.job),
-        terminated=lambda: shown.append(
+        terminated=lambda: statuses.append(
             0 if options.silent or _is_other_rank(profiled.run) else show_recorded(profiled.report, options, terminal)
         ),
     )
@@ -111,12 +111,12 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
     if options.silent:
         sys.stderr.write("".join(f"gpulab: {m.reason}.\n" for m in profiled.run.missing if m.key == "ranks"))
         return script.status()
-    if not shown:
-        shown_report = _report_of(profiled)
-        shown.append(show_recorded(shown_report, options, terminal) if shown_report is not None else 0)
-        if options.only_ranks is not None and isinstance(shown_report, RankedReport):
-            keep_only(options.only_ranks, shown_report, Store())
-    return script.status() or shown[0]
+    if not statuses:
+        result = _report_of(profiled)
+        statuses.append(show_recorded(result, options, terminal) if result is not None else 0)
+        if options.only_ranks is not None and isinstance(result, RankedReport):
+            keep_only(options.only_ranks, result, Store())
+    return script.status() or statuses[0]
 
 
 def _starting(options: argparse.Namespace) -> AbstractContextManager[object]:
@@ -175,13 +175,13 @@ def _compare(options: argparse.Namespace, script: Script) -> int:
         hide_gpulabs_frames(e)
         script.raised = e
     sys.stdout.flush()
-    shown = 0
+    statuses = 0
     if len(experiments) > before and (script.raised is None or experiments[-1].comparisons):
-        shown = show_recorded(experiments[-1], options, terminal)
+        statuses = show_recorded(experiments[-1], options, terminal)
     if isinstance(script.raised, KeyboardInterrupt):
         complain("interrupted; what was measured so far is above.")
         return INTERRUPTED_STATUS
-    return script.status() or shown
+    return script.status() or statuses
 
 
 def _has_own_ranks(run: Run) -> bool:

@@ -57,9 +57,9 @@ def examine(
     return tuple(checks)
 
 
-def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
+def _guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
     try:
-        return look()
+        return check()
     except Exception as e:  # one broken look must not cost the others
         return [Check(name, "limited", f"check failed: {type(e).__name__}: {e}")]
 
@@ -139,8 +139,8 @@ def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
         return Check(what, "ok", "none: you have the GPU to yourself")
     listed = ", ".join(str(pid) for pid in sorted(others)[:5])
     step = "All GPU figures include them. Stop them, or use another GPU, before you compare runs."
-    counted = "1 other process" if len(others) == 1 else f"{len(others)} other processes"
-    return Check(what, "limited", f"{counted} (pid {listed})", step)
+    processes = "1 other process" if len(others) == 1 else f"{len(others)} other processes"
+    return Check(what, "limited", f"{processes} (pid {listed})", step)
 
 
 def _kernels_in_trace(try_tracing: Callable[[], ProbeResult]) -> Check:

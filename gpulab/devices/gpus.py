@@ -58,11 +58,11 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, nvml: ModuleType | Non
     try:
         with session(nvml) as nv:
             if visible is not None and visible.startswith(("GPU-", "MIG-")):
-                chosen = _by_uuid(nv, visible.split(","))
+                gpu_handles = _by_uuid(nv, visible.split(","))
             else:
                 by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-                chosen = _by_number(nv, visible, by_bus=by_bus)
-            return None if chosen is None else [_described(nv, handle) for handle in chosen]
+                gpu_handles = _by_number(nv, visible, by_bus=by_bus)
+            return None if gpu_handles is None else [_described(nv, handle) for handle in gpu_handles]
     except Exception:  # no driver, or a GPU that does not answer
         return None
 

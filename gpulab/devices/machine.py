@@ -122,8 +122,9 @@ def detect_device(requested: str = "auto") -> Device:
         raise UsageError(f'device "{requested}" is not available: {_why_no_cuda(torch)}. Use "cpu" or "auto".')
     index = int(number) if number else _current(torch)
     if index >= len(gpus):
-        seen = plural(len(gpus), "GPU")
-        raise UsageError(f'device "{requested}" does not exist: PyTorch sees {seen}, numbered from 0.')
+        raise UsageError(
+            f'device "{requested}" does not exist: PyTorch sees {plural(len(gpus), "GPU")}, numbered from 0.'
+        )
     return _gpu(torch, index, gpus[index])
 
 

@@ -172,7 +172,7 @@ def _reason_of(error: Exception) -> str:
 class _Member(Struct):
     process: psutil.Process
     cpu_s: float
-    new_since_s: float | None  # how long it had lived unseen when it was found
+    age_at_discovery_s: float | None  # how long it had lived unseen when it was found
 
 
 class _Tree:
@@ -219,9 +219,9 @@ class _Tree:
     def _advance(self, member: _Member, interval_s: float | None) -> float:
         cpu_s = _cpu_s(member.process)
         used_s, member.cpu_s = cpu_s - member.cpu_s, cpu_s
-        unseen_s, member.new_since_s = member.new_since_s, None
-        if unseen_s is not None and interval_s is not None and unseen_s > interval_s:
-            used_s *= interval_s / unseen_s
+        lifetime_s, member.age_at_discovery_s = member.age_at_discovery_s, None
+        if lifetime_s is not None and interval_s is not None and lifetime_s > interval_s:
+            used_s *= interval_s / lifetime_s
         return used_s
 
     def _discover(self, now_s: float) -> None:

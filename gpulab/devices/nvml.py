@@ -105,7 +105,7 @@ def nvml_meter(uuid: str | None, pid: int, nvml: ModuleType | None = None) -> Me
         nv.nvmlShutdown()
         return Meter([], [Unavailable("GPU curves", f"NVML knows no GPU with the UUID {uuid}")])
     gpu = _Gpu(nv, place, pid)
-    return Meter(gpu.queries(), gpu.refused, gpu.close)
+    return Meter(gpu.queries(), gpu.unavailable, gpu.close)
 
 
 def bare_uuid(uuid: str) -> str:
@@ -162,7 +162,7 @@ class _Gpu:
         self._turn = 0
         self._own_pids: set[int] = set()
         self._gpm: _Gpm | None = None
-        self.refused: list[Unavailable] = []
+        self.unavailable: list[Unavailable] = []
 
     def queries(self) -> list[Query]:
         """Every query this GPU might answer. A MIG part has its own memory, processes and counters, and no other."""
@@ -185,7 +185,7 @@ class _Gpu:
             simple.append(("other_gpu_processes", "processes", "other processes on the GPU", self._other_processes))
         else:
             why = "NVML names processes by the host's ids, which this container does not see"
-            self.refused.append(Unavailable("other processes on the GPU", why))
+            self.unavailable.append(Unavailable("other processes on the GPU", why))
         queries = [
             Query([SeriesInfo(name, unit, label, "NVML")], self._guarded(ask), reason_of)
             for name, unit, label, ask in simple
@@ -244,7 +244,7 @@ class _Gpu:
     def _gpm_query(self) -> list[Query]:
         why = gpm_refusal(self._nv, self._whole)
         if why is not None:
-            self.refused.append(Unavailable(", ".join(GPM_LABELS), why))
+            self.unavailable.append(Unavailable(", ".join(GPM_LABELS), why))
             return []
         self._gpm = _Gpm(self._nv, self._place)
         series = [SeriesInfo(name, unit, label, "NVML GPM") for name, unit, label, _, _ in GPM_SERIES]

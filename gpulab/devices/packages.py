@@ -32,6 +32,6 @@ def package_versions() -> Iterator[tuple[str, str]]:
 
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            written = importlib.metadata.distribution(name).read_text("METADATA") or ""
-            version = re.search(r"^Version: *(\S+)", written, re.MULTILINE)  # parsed as a mail it takes 3 ms each
+            text = importlib.metadata.distribution(name).read_text("METADATA") or ""
+            version = re.search(r"^Version: *(\S+)", text, re.MULTILINE)  # parsed as a mail it takes 3 ms each
             yield name, version[1] if version else importlib.metadata.version(name)

@@ -118,17 +118,17 @@ class Scalar(Struct, frozen=True):
 
 def scalars(run: Run) -> list[Scalar]:
     """All curves of a run, each name once; those without a point are left out."""
-    named: dict[str, Scalar] = {}
+    by_name: dict[str, Scalar] = {}
     for curve in _curves(run):
         name, count = curve.name, 1
-        while name in named:  # two meters may have one name, one per GPU say
+        while name in by_name:  # two meters may have one name, one per GPU say
             count += 1
             name = f"{curve.name}_{count}"
         every = -(-len(curve.number) // MOST_POINTS)
         if every:
             value = np.asarray(curve.value[::every], float)
-            named[name] = Scalar(name, curve.number[::every], curve.t_ns[::every], value, every)
-    return list(named.values())
+            by_name[name] = Scalar(name, curve.number[::every], curve.t_ns[::every], value, every)
+    return list(by_name.values())
 
 
 def _curves(run: Run) -> Iterator[Scalar]:

@@ -112,7 +112,7 @@ def lock(file: int) -> bool | None:
 
 
 @contextlib.contextmanager
-def left_behind(path: Path, stale_s: float) -> Iterator[bool]:
+def orphaned(path: Path, stale_s: float) -> Iterator[bool]:
     """Whether the writer of a file has ended and nobody else takes care of it; inside, nobody else does.
 
     Where files cannot be locked: whether it was not written to for `stale_s`.
@@ -140,7 +140,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     import tempfile
 
     for other in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with left_behind(other / LOCK, math.inf) as ours, contextlib.suppress(OSError):  # without one: just being made
+        with orphaned(other / LOCK, math.inf) as ours, contextlib.suppress(OSError):  # without one: just being made
             if ours:
                 (other / LOCK).unlink()  # the one who makes it sees that it is gone
                 shutil.rmtree(other, ignore_errors=True)

@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import NOT_KEPT, Missing, Run
 from gpulab.store import run_format
-from gpulab.store.files import left_behind, reason, replace_whole, sync_folder, write_new
-from gpulab.store.lookup import Entry, moment, not_found, select
+from gpulab.store.files import orphaned, reason, replace_whole, sync_folder, write_new
+from gpulab.store.lookup import Entry, moment, select, why_none
 
 DOCUMENT = "run.json"
 COLUMNS = "columns.tables"
@@ -147,7 +147,7 @@ class Store:
         entries = [e for e in self.list() if e.problem is None or e.id == key]
         match = select(entries, key)
         if match is None or match.path is None:
-            raise StoreError(not_found(entries, key, self.root))
+            raise StoreError(why_none(entries, key, self.root))
         return match.path
 
     def rename(self, key: str | Path, name: str) -> None:
@@ -212,7 +212,7 @@ class Store:
         """Give the runs whose process was killed their names; returns those of which that fails."""
         unfinished = []
         for folder in self.root.glob(f"{RUNNING_PREFIX}*"):
-            with left_behind(folder / COLUMNS, _STALE_AFTER_S) as ours:
+            with orphaned(folder / COLUMNS, _STALE_AFTER_S) as ours:
                 problem = self._finish(folder) if ours else None
             if problem is not None:
                 id_ = folder.name.removeprefix(RUNNING_PREFIX)

@@ -43,8 +43,8 @@ def job_of(store: Store, job_id: str) -> Ranks:
         raise StoreError(f"No rank of the job {job_id!r} is in {str(store.root)!r}; `gpulab runs` lists what is there.")
     absent = [rank for rank in range(world_size) if rank not in runs]
     if absent:
-        named = ", ".join(map(str, absent[:8])) + ("…" if len(absent) > 8 else "")
-        problems.append(Missing(f"rank {named}", "its run is not here", key="absent_rank"))
+        numbers = ", ".join(map(str, absent[:8])) + ("…" if len(absent) > 8 else "")
+        problems.append(Missing(f"rank {numbers}", "its run is not here", key="absent_rank"))
     for rank, run in runs.items():  # what ended before its code was through; its steps up to then are whole
         if run.outcome == "interrupted":
             why = run.outcome_detail or "it was interrupted"

@@ -74,11 +74,11 @@ class JournalWriter:
             self._thread = threading.Thread(target=self._run, name="gpulab-journal", daemon=True)
             self._thread.start()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Write what is new, unless another thread does so just now. From any thread of ours; never raises."""
         if self._lock.acquire(blocking=False):
             try:
-                self._look()
+                self._update()
             finally:
                 self._lock.release()
 
@@ -90,7 +90,7 @@ class JournalWriter:
         if self._lock.acquire(timeout=END_TIMEOUT_S):
             try:
                 if self._has_rows:
-                    self._look()
+                    self._update()
                 self._is_over = True
             finally:
                 self._lock.release()
@@ -103,9 +103,9 @@ class JournalWriter:
 
     def _run(self) -> None:
         while not self._stopped.wait(PERIOD_S):
-            self.look()
+            self.update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self._journal is None or self._is_over:
             return
         try:

@@ -49,14 +49,14 @@ def select(entries: Sequence[Entry], key: str) -> Entry | None:
     position = 1 if key == "latest" else int(key[1:]) if re.fullmatch(r"-[0-9]{1,9}", key) else 0
     if position:
         return entries[-position] if position <= len(entries) else None
-    named = [e for e in entries if e.name == key]
-    if named:
-        return named[-1]
+    matches = [e for e in entries if e.name == key]
+    if matches:
+        return matches[-1]
     starting = [e for e in entries if key and e.id.startswith(key)]
     return starting[0] if len(starting) == 1 else None
 
 
-def not_found(entries: Sequence[Entry], key: str, root: Path) -> str:
+def why_none(entries: Sequence[Entry], key: str, root: Path) -> str:
     """Why `select` found none, with the nearest: a sentence for the user."""
     starting = [e.id for e in entries if key and e.id.startswith(key)]
     if starting:

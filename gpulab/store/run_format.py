@@ -79,7 +79,7 @@ def encode(run: Run) -> tuple[bytes, bytes]:
 def encode_into(run: Run, packed: IO[bytes]) -> bytes:
     """Write the columns into a file; returns the JSON document. Nothing is checked."""
     columns: dict[int, tuple[_Reference, Column]] = {}
-    for name, array in _named_columns(run):
+    for name, array in _columns_of(run):
         columns.setdefault(id(array), (_Reference(name, array.size), array))  # one array may serve two fields
     table_file.write(packed, {reference.column: array for reference, array in columns.values()})
     return _document(run, lambda array: columns[id(array)][0])
@@ -239,7 +239,7 @@ def _column(tables: Mapping[str, Column], skip: tuple[str, ...], hint: type, raw
     return rows
 
 
-def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
+def _columns_of(run: Run) -> Iterator[tuple[str, Column]]:
     for name, value in asdict(run).items():
         if isinstance(value, Columns):
             yield from ((f"{name}.{column}", array) for column, array in value.columns().items())

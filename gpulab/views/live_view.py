@@ -79,7 +79,7 @@ def message(
 
 
 class LiveView:
-    """A `Watcher` that shows one run in the notebook's output area. Make a new one for each run.
+    """A `Monitor` that shows one run in the notebook's output area. Make a new one for each run.
 
     `problem` says why it ended early; empty while all is well.
     """
@@ -210,7 +210,7 @@ class Stage(Struct):
     `lacks_live` is the reason why a live view could not be made, or empty. `full`: nothing is folded.
     """
 
-    watcher: LiveView | None
+    monitor: LiveView | None
     notebook: bool = False
     lacks_live: str = ""
     full: bool = False
@@ -220,13 +220,13 @@ class Stage(Struct):
         """Prepare before the run starts what its end would have to wait for."""
         live = live and in_notebook()
         lacks_live = why_no_live_view() if live else ""
-        watcher = LiveView(running_kernel()) if live and not lacks_live else None
-        return cls(watcher, in_notebook(), lacks_live, full)
+        monitor = LiveView(running_kernel()) if live and not lacks_live else None
+        return cls(monitor, in_notebook(), lacks_live, full)
 
     def show(self, report: Report | RankedReport) -> None:
         """Put the report where the live view was; in a terminal, print it."""
         if self.notebook:
-            reason = self.lacks_live or (self.watcher.problem if self.watcher is not None else "")
+            reason = self.lacks_live or (self.monitor.problem if self.monitor is not None else "")
             self._replace_view((_without_live_view(report, reason) if reason else report).bundle(full=self.full))
         else:
             sys.stdout.write(report.text(full=self.full) + "\n")
@@ -239,8 +239,8 @@ class Stage(Struct):
             sys.stdout.write(sentence + "\n")
 
     def _replace_view(self, bundle: dict[str, object]) -> None:
-        if self.watcher is not None:
-            self.watcher.close()
+        if self.monitor is not None:
+            self.monitor.close()
         show_bundle(bundle)
 
 

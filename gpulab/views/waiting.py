@@ -150,7 +150,7 @@ _PHASES = {"measuring": "timing", "profiling": "tracing", "after profiling": "ti
 
 
 class RunLines:
-    """A `Watcher` that writes to `stream` when an alert begins and ends.
+    """A `Monitor` that writes to `stream` when an alert begins and ends.
 
     Of `what` (where that is not empty) it also says every `every_s` seconds how far it is, and at its end that the
     report follows. Nothing here may break the run: a failure ends the lines, quietly.

@@ -85,16 +85,16 @@ def test_only_one_thread_writes_and_none_waits(tmp_path: Path, monkeypatch: pyte
         may_end.wait()
 
     writer = JournalWriter(Journal(tmp_path, "run", 0), write)
-    thread = threading.Thread(target=writer.look)
+    thread = threading.Thread(target=writer.update)
     thread.start()
     inside.wait()
-    writer.look()
+    writer.update()
     assert written == [thread.ident]
     may_end.set()
     thread.join()
     writer.close()
     assert written == [thread.ident, threading.get_ident()], "the last of it is written when the run ends"
-    writer.look()
+    writer.update()
     assert len(written) == 2 and not writer.problems
     short = JournalWriter(Journal(tmp_path, "short", 0), write)
     short.start()
@@ -140,7 +140,7 @@ def test_a_fault_is_said_and_the_next_second_tries_again(tmp_path: Path) -> None
             raise RuntimeError("broken")
 
     writer = JournalWriter(Journal(tmp_path, "run", 0), write)
-    writer.look()
+    writer.update()
     assert "broken" in writer.problems[0].reason
-    writer.look()
+    writer.update()
     assert len(calls) == 2 and not writer.problems

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab import cli
-from gpulab.api.job_report import kept_ranks, may_keep
+from gpulab.api.job_report import may_keep, rank_selection
 from gpulab.api.reading import report
 from gpulab.errors import UsageError
 from gpulab.options import check_only_ranks, only_ranks_type
@@ -43,8 +43,8 @@ def test_a_script_of_one_process_has_no_ranks(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_which_ranks_keep_their_trace() -> None:
-    assert kept_ranks("0,last,slowest", 8, 5) == {0, 5, 7}
-    assert kept_ranks("slowest", 8, None) == frozenset()
+    assert rank_selection("0,last,slowest", 8, 5) == {0, 5, 7}
+    assert rank_selection("slowest", 8, None) == frozenset()
     jobs = [Job("j", rank, "torchrun", 4, rank) for rank in range(4)]
     assert [may_keep("1,last", job) for job in jobs] == [False, True, False, True]
     assert all(may_keep("0,slowest", job) for job in jobs), "who is the slowest shows at the end"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.run import Run, Samples, Series, Steps
 from gpulab.store import folders
-from gpulab.store.files import left_behind
+from gpulab.store.files import orphaned
 from gpulab.store.folders import RUNNING_PREFIX, Store, read
 from gpulab.store.journal import Journal
 from gpulab.store.run_format import MARKS, READING, READINGS
@@ -148,7 +148,7 @@ def test_children_of_a_killed_process_do_not_hold_it(tmp_path: Path) -> None:
     os.read(read_end, 1)
     journal.close()
     try:
-        with left_behind(journal.path, 3600.0) as ours:
+        with orphaned(journal.path, 3600.0) as ours:
             assert ours
     finally:
         os.kill(child, signal.SIGKILL)

@@ -99,7 +99,7 @@ def installed(put: Callable[[object, str, Any], None] = setattr) -> ScriptedWatc
     """In this process, from now on."""
     from gpulab.capture import recorder
 
-    watcher = ScriptedWatcher()
-    put(recorder, "SamplingProcess", lambda: watcher)
-    put(time, "sleep", watcher.sleep)
-    return watcher
+    monitor = ScriptedWatcher()
+    put(recorder, "SamplingProcess", lambda: monitor)
+    put(time, "sleep", monitor.sleep)
+    return monitor

@@ -24,7 +24,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     return bundles
 
 
-class Watcher:
+class Monitor:
     """A live view that has had a problem, or none."""
 
     def __init__(self, problem: str = "") -> None:
@@ -38,7 +38,7 @@ class Watcher:
 def test_a_terminal_gets_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     opened = Stage.open(live=True)
     opened.show(REPORT)
-    assert opened.watcher is None
+    assert opened.monitor is None
     assert capsys.readouterr().out == REPORT.text() + "\n"
     opened.say("Nothing to report.")
     assert capsys.readouterr().out == "Nothing to report.\n"
@@ -62,11 +62,11 @@ def test_where_all_is_asked_for_nothing_is_folded(shown: Shown) -> None:
 
 
 def test_a_report_or_a_sentence_takes_the_live_views_place(shown: Shown) -> None:
-    watcher = Watcher()
-    stage = Stage(watcher, notebook=True)  # type: ignore[arg-type]
+    monitor = Monitor()
+    stage = Stage(monitor, notebook=True)  # type: ignore[arg-type]
     stage.show(REPORT)
     stage.say("Nothing to report.")
-    assert watcher.closed and [set(bundle) for bundle in shown] == [{"text/html", "text/plain"}, {"text/plain"}]
+    assert monitor.closed and [set(bundle) for bundle in shown] == [{"text/html", "text/plain"}, {"text/plain"}]
     assert shown[1]["text/plain"] == "Nothing to report."
 
 
@@ -81,5 +81,5 @@ def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, mo
 
 
 def test_a_live_view_that_ended_early_is_told(shown: Shown) -> None:
-    Stage(Watcher("OSError: no socket"), notebook=True).show(REPORT)  # type: ignore[arg-type]
+    Stage(Monitor("OSError: no socket"), notebook=True).show(REPORT)  # type: ignore[arg-type]
     assert ["OSError: no socket" in bundle["text/html"] for bundle in shown] == [True]

@@ -240,7 +240,7 @@ def test_stop_over_the_comm_is_heard_until_the_end(stage: FakeHandle) -> None:
 
 
 def test_asking_for_a_live_view_in_a_script_imports_no_ipython() -> None:
-    code = "import sys; from gpulab.views import live_view; assert live_view.Stage.open(live=True).watcher is None"
+    code = "import sys; from gpulab.views import live_view; assert live_view.Stage.open(live=True).monitor is None"
     code += "; assert live_view.why_no_live_view() == 'no Jupyter kernel runs this code'; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"IPython", "ipywidgets", "anywidget", "torch"}.isdisjoint(done.stdout.split())
