@@ -47,34 +47,25 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
-_DOORS = {
-    "climb": ("gpulab.api.climb", "climb"),
-    "climbs": ("gpulab.api.climb", "climbs"),
-    "compare": ("gpulab.api.reading", "compare"),
-    "diagnose": ("gpulab.api.reading", "diagnose"),
-    "experiment": ("gpulab.api.experiment", "experiment"),
-    "headspace": ("gpulab.api.headspace", "headspace"),
-    "headspaces": ("gpulab.api.headspace", "headspaces"),
-    "experiments": ("gpulab.api.experiment", "experiments"),
-    "fleet": ("gpulab.api.fleet", "fleet"),
-    "lab": ("gpulab.bench.opening", "lab"),
-    "load": ("gpulab.api.reading", "load"),
-    "predict": ("gpulab.api.predict", "predict"),
-    "profile": ("gpulab.api.profile", "profile"),
-    "report": ("gpulab.api.reading", "report"),
-    "runs": ("gpulab.api.reading", "runs"),
-    "scoreboard": ("gpulab.api.predict", "scoreboard"),
-    "step": ("gpulab.capture.pilot", "mark_step"),
-    "Run": ("gpulab.run", "Run"),
-    "Ranks": ("gpulab.run", "Ranks"),
+_MODULES = {
+    "gpulab.api.climb": ("climb", "climbs"),
+    "gpulab.api.experiment": ("experiment", "experiments"),
+    "gpulab.api.fleet": ("fleet",),
+    "gpulab.api.headspace": ("headspace", "headspaces"),
+    "gpulab.api.predict": ("predict", "scoreboard"),
+    "gpulab.api.profile": ("profile",),
+    "gpulab.api.reading": ("compare", "diagnose", "load", "report", "runs"),
+    "gpulab.bench.opening": ("lab",),
+    "gpulab.capture.pilot": ("step",),
+    "gpulab.run": ("Ranks", "Run"),
 }
+_DOORS = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _DOORS:
         raise AttributeError(f"module 'gpulab' has no attribute {name!r}")
-    module, attribute = _DOORS[name]
-    return getattr(_imported(module), attribute)
+    return getattr(_imported(_DOORS[name]), "mark_step" if name == "step" else name)
 
 
 def _imported(module: str) -> Any:

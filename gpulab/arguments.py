@@ -1,4 +1,4 @@
-"""The words of a command: how they are read and done, its help, and the answer to a mistake, with the nearest word."""
+"""Parses and executes commands, prints their help, and answers mistakes with the nearest valid word."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # of a line,
 
 
 class HelpRequest(Exception):
-    """Help is asked for; its text is what to print."""
+    """The user asked for help; the text is what to print."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads the words of a command. It raises instead of leaving Python, and knows only whole options, in any place."""
+    """A parser that raises instead of exiting, and accepts only unabbreviated options, in any place."""
 
     def __init__(self, command: Command, prog: str) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(*HELP_WORDS, action=_Help, nargs=0, help="show this text")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options and words; `prog` is how the command was given. Raises UsageError and HelpRequest."""
+        """The options and words; `prog` is the command as it was typed. Raises UsageError and HelpRequest."""
         in_order = "--" in words or any(action.nargs == argparse.REMAINDER for action in self._actions)
         parse = self.parse_known_args if in_order else self.parse_known_intermixed_args
         options, unknown = parse(list(words))
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def _help(self) -> str:
-        """What to type for help: a cell magic without a cell cannot be asked."""
+        """What to type for help: a cell magic needs a cell, the line magic does not."""
         return f"{self.prog.replace('%%', '%')} --help"
 
 
@@ -77,7 +77,7 @@ class _Help(argparse.Action):
 
 
 def _more(command: Command, prog: str) -> str:
-    """What stands below the options: the verbs, or a text."""
+    """The text below the options: the verbs, or `more`."""
     calls = {f"{verb.name} {verb.usage}": verb.summary for verb in command.verbs}
     width = max(map(len, calls), default=0)
     lines = [f"  {prog} {call:<{width}}  {summary}" for call, summary in calls.items()]
@@ -128,7 +128,7 @@ def _no_command(word: str, door: Door) -> str:
 
 
 def perform(words: Sequence[str], door: Door) -> tuple[Answer, argparse.Namespace]:
-    """Do what the words of a line ask. Raises UsageError, HelpRequest and what the command raises."""
+    """Execute the command of a line. Raises UsageError, HelpRequest and what the command raises."""
     command, parser, rest = command_of(words, door)
     options = parser.read(rest)
     from gpulab.views.view import Answer
@@ -140,7 +140,7 @@ def perform(words: Sequence[str], door: Door) -> tuple[Answer, argparse.Namespac
 
 
 def text_of(answer: Answer, options: argparse.Namespace) -> str:
-    """What a command prints. The page that it was to write is written. Raises StoreError where that cannot be."""
+    """What a command prints; writes the page that `--html` names. Raises StoreError where that fails."""
     from gpulab.store.files import write_whole
     from gpulab.views.view import View, as_json
     from gpulab.views.wording import plain
@@ -163,7 +163,7 @@ def text_of(answer: Answer, options: argparse.Namespace) -> str:
 
 
 def unknown_option(prog: str, word: str, words: Sequence[str], valid: Collection[str]) -> str:
-    """A sentence about an option that a command has not: how its knob is set, the one that is meant, or its help."""
+    """An error message for an unknown option: how its setting is given, the nearest option, or where help is."""
     option, _, value = word.partition("=")
     knob = None
     if "--set" in valid and option.startswith("--"):

@@ -37,9 +37,9 @@ class Option(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command: `run` is "module:function"; it is called with the options, if there are any, and may give an `Answer`.
+    """A command. `run` is "module:function", which is called with the options, if any, and may return an `Answer`.
 
-    `more` stands below the options in its help. `verbs` are commands of their own behind its name: `runs delete`.
+    `more` stands below the options in its help. `verbs` are subcommands, as in `runs delete`.
     """
 
     name: str
@@ -58,6 +58,18 @@ def _option(*names: str, values: Any = "", **settings: Any) -> Option:
 
 def _switch(name: str, explanation: str) -> Option:
     return _option(name, action="store_true", help=explanation)
+
+
+def _text(name: str, metavar: str, explanation: str, values: Any = "") -> Option:
+    return _option(name, metavar=metavar, help=explanation, values=values, default="")
+
+
+def _path(name: str, metavar: str, explanation: str, **settings: Any) -> Option:
+    return _option(name, type=Path, metavar=metavar, help=explanation, **settings)
+
+
+def _words(name: str, metavar: str, explanation: str, values: Any = "") -> Option:
+    return _option(name, nargs="*", metavar=metavar, help=explanation, values=values)
 
 
 def _whole_number(name: str, least: int, explanation: str, default: int | None = None) -> Option:
@@ -99,27 +111,24 @@ _ONLY_RANKS = _option(
     help="keep traces of these ranks only: numbers, last, or slowest (the rank that the others wait for); the other "
     "ranks keep steps and curves",
 )
-_STORE = _option(
-    "--store", type=Path, metavar="DIR", help="folder of the runs (default: $GPULAB_DIR/runs, else .gpulab/runs)"
-)
+_STORE = _path("--store", "DIR", "folder of the runs (default: $GPULAB_DIR/runs, else .gpulab/runs)")
 _VIEW = (
     _switch("--all", "show everything, not only the first screen"),
-    _option("--html", type=Path, metavar="FILE", help="write it as one self-contained page"),
+    _path("--html", "FILE", "write it as one self-contained page"),
     _switch("--json", "print the figures as JSON"),
 )
-_SINCE = _option("--since", default="", metavar="WHEN", help="a date (2026-11-20) or an age (30m, 2h, 3d, 1w)")
+_SINCE = _text("--since", "WHEN", "a date (2026-11-20) or an age (30m, 2h, 3d, 1w)")
 _CONDITIONS = (
-    _option("--name", default="", metavar="NAME", help="of this name, or 'resnet*'"),
-    _option("--device", default="", metavar="DEV", help="on cpu or cuda", values=("cpu", "cuda")),
+    _text("--name", "NAME", "of this name, or 'resnet*'"),
+    _text("--device", "DEV", "on cpu or cuda", ("cpu", "cuda")),
     _SINCE,
-    _option(
+    _text(
         "--outcome",
-        default="",
-        metavar="WORD",
-        help="completed, stopped, interrupted or failed",
-        values=("completed", "stopped", "interrupted", "failed"),
+        "WORD",
+        "completed, stopped, interrupted or failed",
+        ("completed", "stopped", "interrupted", "failed"),
     ),
-    _option("--text", default="", metavar="WORD", help="that contain this word"),
+    _text("--text", "WORD", "that contain this word"),
     _STORE,
 )
 _RUN = "a run by id (or a prefix of it), name, folder, -1 for the newest, or latest"
@@ -130,7 +139,7 @@ PROFILE = Command(
     "profile a training cell: a live view while it runs, then a report with a step breakdown",
     "",
     (
-        _option("name", nargs="*", metavar="NAME", help="a name for the run"),
+        _words("name", "NAME", "a name for the run"),
         *_run_options("cell"),
         _settings("--set", "run with this setting changed; repeat for several"),
         _settings("--ab", "compare the changed cell with the unchanged one, the baseline"),
@@ -188,8 +197,8 @@ COMMANDS = (
             _whole_number("--ranks", 1, "run the script in N processes, as torchrun does, and report on all ranks"),
             _ONLY_RANKS,
             *_run_options("script", "auto"),
-            _option("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page"),
-            _option("--json", type=Path, metavar="FILE", help="also write the figures as JSON"),
+            _path("--html", "FILE", "also write the report as one self-contained page"),
+            _path("--json", "FILE", "also write the figures as JSON"),
             _switch("--all", "print everything, not only the first 25 lines"),
             # a cell that runs in several ranks: what it reads of its notebook, and no report by the ranks themselves
             _option("--before", type=Path, help=argparse.SUPPRESS),
@@ -207,13 +216,11 @@ COMMANDS = (
         "show the report of a stored run, a trace file or a folder of traces",
         "gpulab.api.stored:report_stored",
         (
-            _option(
+            _words(
                 "run",
-                nargs="*",
-                metavar="RUN",
-                help=f"{_RUN} (default). Or a torch.profiler trace (.json, .json.gz), or a folder with one trace per "
-                "rank",
-                values="runs",
+                "RUN",
+                f"{_RUN} (default). Or a torch.profiler trace (.json, .json.gz), or a folder with one trace per rank",
+                "runs",
             ),
             *_VIEW,
             _STORE,
@@ -249,7 +256,7 @@ COMMANDS = (
         "list, filter, rename, delete and export the stored runs",
         "gpulab.api.runs_command:list_runs",
         (
-            _option("words", nargs="*", metavar="WORD", help="only runs that contain these words"),
+            _words("words", "WORD", "only runs that contain these words"),
             _switch("--all", "all runs, not only the newest 20"),
             *_CONDITIONS,
         ),
@@ -259,21 +266,14 @@ COMMANDS = (
                 "name",
                 "rename a run",
                 "gpulab.api.runs_command:name_run",
-                (
-                    _option("words", nargs="*", metavar="RUN NEW", help="a run and its new name", values="runs"),
-                    _STORE,
-                ),
+                (_words("words", "RUN NEW", "a run and its new name", "runs"), _STORE),
                 usage="RUN NEW",
             ),
             Command(
                 "delete",
                 "show what would be deleted; with --yes, delete it",
                 "gpulab.api.runs_command:delete_runs",
-                (
-                    _option("keys", nargs="*", metavar="RUN", help=_RUN, values="runs"),
-                    _switch("--yes", "delete them"),
-                    *_CONDITIONS,
-                ),
+                (_words("keys", "RUN", _RUN, "runs"), _switch("--yes", "delete them"), *_CONDITIONS),
                 usage="(RUN ... | options) [--yes]",
             ),
             Command(
@@ -281,7 +281,7 @@ COMMANDS = (
                 "write a table of runs, or curves as TensorBoard scalars",
                 "gpulab.api.runs_command:export_runs",
                 (
-                    _option("file", nargs="*", metavar="FILE", help=".csv, .json or .parquet: one row per run"),
+                    _words("file", "FILE", ".csv, .json or .parquet: one row per run"),
                     _option("--tensorboard", metavar="FOLDER", help="the curves as TensorBoard scalars instead"),
                     *_CONDITIONS,
                 ),
@@ -293,10 +293,7 @@ COMMANDS = (
         "watch",
         "show the ranks of a running job live: which rank waits for which",
         "gpulab.api.live_ranks:watch",
-        (
-            _option("job", nargs="?", default="", metavar="JOB", help="its id (default: the last to start)"),
-            _STORE,
-        ),
+        (_option("job", nargs="?", default="", metavar="JOB", help="its id (default: the last to start)"), _STORE),
         "terminal",
         "[options] [JOB]",
     ),
@@ -304,15 +301,7 @@ COMMANDS = (
         "predict",
         "predict the speedup of a setting from the last run, without running it",
         "gpulab.api.predict:predict_last",
-        (
-            _option(
-                "settings",
-                nargs="*",
-                metavar="NAME=VALUE",
-                help="the settings (default: each that the findings name)",
-                values="settings",
-            ),
-        ),
+        (_words("settings", "NAME=VALUE", "the settings (default: each that the findings name)", "settings"),),
         "notebook",
         "[NAME=VALUE[,...]]",
         """\
@@ -404,12 +393,7 @@ of a perfect DataLoader: no change to the loading can give more.
         "show which jobs waste GPUs, and why, across folders of runs",
         "gpulab.api.fleet:show_fleet",
         (
-            _option(
-                "folders",
-                nargs="*",
-                metavar="FOLDER",
-                help="a folder with runs in it or below it (default: the runs of this folder)",
-            ),
+            _words("folders", "FOLDER", "a folder with runs in it or below it (default: the runs of this folder)"),
             _option(
                 "--alert",
                 type=share_type("--alert"),
@@ -417,12 +401,12 @@ of a perfect DataLoader: no change to the loading can give more.
                 help="only jobs whose GPUs are idle for that share or more; exit status 1 if any",
             ),
             _switch("--cpu", "also jobs without a GPU: the CPU is then their device"),
-            _option("--user", default="", metavar="NAME", help="only jobs of this user"),
-            _option("--queue", default="", metavar="NAME", help="only jobs of this queue"),
-            _option("--day", default="", metavar="DATE", help="only jobs of that day (2026-11-20)"),
+            _text("--user", "NAME", "only jobs of this user"),
+            _text("--queue", "NAME", "only jobs of this queue"),
+            _text("--day", "DATE", "only jobs of that day (2026-11-20)"),
             _SINCE,
             *_VIEW,
-            _option("--export", type=Path, metavar="FILE", help="write one row per job: .csv, .json or .parquet"),
+            _path("--export", "FILE", "write one row per job: .csv, .json or .parquet"),
             _STORE,
         ),
         usage="[FOLDER ...] [options]",
@@ -462,7 +446,7 @@ of a perfect DataLoader: no change to the loading can give more.
                 help="solutions collapsed (self-study), left out (class), or filled in (instructor)",
             ),
             _switch("--no-open", "copy only, do not open JupyterLab"),
-            _option("args", nargs="*", metavar="JUPYTERLAB OPTIONS", help="e.g. -- --no-browser --allow-root"),
+            _words("args", "JUPYTERLAB OPTIONS", "e.g. -- --no-browser --allow-root"),
         ),
         "terminal",
         "[options] [-- JUPYTERLAB OPTIONS ...]",
@@ -478,9 +462,9 @@ of a perfect DataLoader: no change to the loading can give more.
         "show the progress of a class, for its instructor, refreshed every few seconds",
         "gpulab.board.live:show_board",
         (
-            _option("folder", nargs="?", type=Path, metavar="FOLDER", help="the class folder"),
-            _option("lessons", nargs="*", metavar="LESSON", help="only these lessons"),
-            _option("--html", type=Path, metavar="FILE", help="write it as a page"),
+            _path("folder", "FOLDER", "the class folder", nargs="?"),
+            _words("lessons", "LESSON", "only these lessons"),
+            _path("--html", "FILE", "write it as a page"),
             _switch("--stop", "end the board that is shown"),
         ),
         "notebook",
@@ -490,5 +474,5 @@ of a perfect DataLoader: no change to the loading can give more.
 
 
 def at(door: Door) -> list[Command]:
-    """The commands that can be given there."""
+    """The commands that exist in a notebook, or at a terminal."""
     return [command for command in COMMANDS if command.door in ("both", door)]

@@ -1,4 +1,4 @@
-"""Tab in the magics' lines: options, commands, knobs with their values, and the names of runs, nothing else."""
+"""Tab completion in lines of the magics: options, commands, settings with their values, and names of runs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gpulab.errors import GpulabError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import setting_text
 
-MOST_RUNS = 50  # the newest: a longer list helps nobody
+MOST_RUNS = 50  # the newest
 
 _PROFILE_LINE = re.compile(r"\s*(?:(?P<cell>%%)|(?:.*=\s*)?%)gpuprofile\s+(?P<rest>.*)", re.DOTALL)
 _COMMAND_LINE = re.compile(r"\s*%gpulab\s+(?P<rest>.*)", re.DOTALL)
 
 
 def completions(context: CompletionContext) -> SimpleMatcherResult:
-    """What a matcher of IPython gives: without the Python names and files that would fit as well."""
+    """The completions in IPython's form; Python names and files are suppressed."""
     before = context.line_with_cursor[: context.cursor_position]
     texts = fitting(before, context.token, first_line=context.cursor_line == 0)
     return {"completions": [SimpleCompletion(word, type=kind) for word, kind in texts], "suppress": bool(texts)}
 
 
 def fitting(before: str, token: str, *, first_line: bool = True) -> list[tuple[str, str]]:
-    """Texts in place of `token`, the end of `before`, each with its kind; empty where the line is not ours."""
+    """Completions in place of `token`, the end of `before`, each with its kind; empty in any other line."""
     magic, line = _PROFILE_LINE.match(before), _COMMAND_LINE.match(before)
     texts: Sequence[tuple[str, str]] = ()
     if magic is not None:
@@ -46,7 +46,7 @@ def fitting(before: str, token: str, *, first_line: bool = True) -> list[tuple[s
 
 
 def _of_command(command: Command, used: list[str], word: str, *, all_options: bool) -> Sequence[tuple[str, str]]:
-    """What fits behind a command; `all_options`: also where no option is begun."""
+    """Completions after a command; `all_options`: options are offered before a dash is typed."""
     verbs = {verb.name: verb for verb in command.verbs}
     if used and used[0] in verbs:
         return _of_command(verbs[used[0]], used[1:], word, all_options=True)
@@ -78,7 +78,7 @@ def _values(option: Option, begun: str) -> Sequence[tuple[str, str]]:
 
 
 def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
-    """Knobs with their "=", and behind it the knob's values; of a sweep those that are not there yet."""
+    """Settings with their "=", and after it the values; of a sweep those that are not listed yet."""
     pair = begun if several_values else begun.rpartition(",")[2]
     name, equals, value = pair.strip().partition("=")
     if not equals:
@@ -106,7 +106,7 @@ def _quoted(name: str) -> str:
 
 
 def _words(rest: str) -> tuple[list[str], str]:
-    """The words that are complete, and the one at the cursor."""
+    """The complete words, and the one at the cursor."""
     words = WORD.findall(rest)
     if not words or rest[-1:].isspace():
         return words, ""
@@ -114,7 +114,7 @@ def _words(rest: str) -> tuple[list[str], str]:
 
 
 def _option_and_value(used: Sequence[str], word: str) -> tuple[str, str]:
-    """The option whose value stands at the cursor, and what is written of that value."""
+    """The option whose value is at the cursor, and the beginning of that value."""
     name, equals, value = word.partition("=")
     if name.startswith("--") and equals:
         return name, value
@@ -122,16 +122,16 @@ def _option_and_value(used: Sequence[str], word: str) -> tuple[str, str]:
 
 
 def _in_place_of(token: str, before: str, text: str) -> str | None:
-    """What takes the place of IPython's token, so that `text` stands there; None where another word is written.
+    """The text to put in place of IPython's token, so that `text` results; None where it does not fit.
 
-    IPython's token begins behind its delimiters, "=" and "," among them; a name in quotes reaches further back.
+    IPython's token begins after its delimiters, among them "=" and ","; a name in quotes begins before them.
     """
     begun = _longest_overlap(before, text)
     return text[len(begun) - len(token) :] if len(begun) >= len(token) else None
 
 
 def _longest_overlap(before: str, text: str) -> str:
-    """The longest beginning of `text` with which `before` ends, where that beginning is a word's."""
+    """The longest prefix of `text` that is a suffix of `before` and starts at a word."""
     for size in range(min(len(text), len(before)), -1, -1):
         start = len(before) - size
         if before.endswith(text[:size]) and (start == 0 or before[start - 1] in " \t=,"):

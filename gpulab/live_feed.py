@@ -1,4 +1,4 @@
-"""What a running capture tells whoever watches it, without knowing who that is."""
+"""The interface between a running capture and the live views that show it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SeriesInfo(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """Where the run stands. `total` steps are planned of a "run", or are those of one whole "epoch": `total_of`."""
+    """Progress of the run. `total` is the number of steps of the whole "run" or of one "epoch": `total_of`."""
 
     phase: CapturePhase
     step: int
@@ -33,7 +33,7 @@ class Status(Struct, frozen=True):
     device_label: str  # "device: CPU", "device: NVIDIA H100 (GPU 0)"
     stop_requested: bool = False
     message: str = ""
-    alert: str = ""  # a sentence about what has gone wrong for long
+    alert: str = ""  # a sentence about a problem that lasts
 
 
 class Delta(Struct, frozen=True):
@@ -49,7 +49,7 @@ class Delta(Struct, frozen=True):
 
 
 class SoFar(Struct, frozen=True):
-    """The run until now, without trace and curves, and the limits by which it is judged at its end."""
+    """The run until now, without trace and curves, and the thresholds of its report."""
 
     run: Run
     thresholds: Thresholds
@@ -59,13 +59,13 @@ class Feed(Protocol):
     """The running capture as a monitor sees it. All methods may be called from any thread."""
 
     def series(self) -> tuple[SeriesInfo, ...]:
-        """The curves measured so far; may grow in the first tenths of a second."""
+        """The curves that are measured; more may appear in the first tenths of a second."""
 
     def drain(self) -> Delta:
         """What is new since the last call. One reader only."""
 
     def so_far(self) -> SoFar | None:
-        """What a sentence about it can rest on; None while that is nothing."""
+        """The run until now; None before there is anything to say about it."""
 
     def request_stop(self) -> None:
         """Ask the run to end at the next step boundary. Returns at once."""
@@ -78,4 +78,4 @@ class Monitor(Protocol):
         """The run starts. Called on the main thread; must not block or raise."""
 
     def end(self) -> None:
-        """The run is over: stop reading the feed, leave no thread. Called on the main thread."""
+        """The run has ended: stop reading the feed and leave no thread. Called on the main thread."""

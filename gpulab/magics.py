@@ -1,4 +1,4 @@
-"""The magics: parse the line, profile the cell, show what came out."""
+"""The magics `%%gpuprofile` and `%gpulab`: they parse the line, run the cell or the command, and show the result."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class GPUProfile(Magics):
             raise
 
     def _prepared(self, line: str, cell: str | None, local_ns: dict[str, Any] | None) -> Callable[[], object]:
-        """What runs the code and returns the magic's value; a profile of it has started.
+        """A function that runs the code and returns the value of the magic; a profile of it has started.
 
         Raises IPython's UsageError in one line, HelpRequest, and SyntaxError as the cell alone would.
         """
@@ -197,7 +197,7 @@ class GPUProfile(Magics):
             raise LineError(f"{_ended(str(e))}The {'statement' if cell is None else 'cell'} did not run.") from None
 
     def _fill_in(self, options: argparse.Namespace) -> None:
-        """What the line leaves open is as `%config GPUProfile` has it."""
+        """Set the options that the line leaves out to the defaults of `%config GPUProfile`."""
         options.no_trace |= not (self.trace or options.trace_steps is not None or options.whole)
         options.no_live |= not self.live
         options.no_save |= not self.save
@@ -285,7 +285,7 @@ class GPUProfile(Magics):
     @no_var_expand
     @line_magic
     def gpulab(self, line: str) -> None:
-        """A command on what was profiled here; %gpulab --help lists them."""
+        """Commands on the profiled runs; %gpulab --help lists them."""
         words: list[str] = []
         try:
             words = split(without_comment(line), "%gpulab")
@@ -314,7 +314,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def split_statement(line: str) -> tuple[argparse.Namespace, str]:
-    """Options up to the first word that is none, and the rest of the line untouched: a statement."""
+    """The options at the beginning of a line, and the statement after them, unchanged."""
     words: list[str] = []
     rest = line.lstrip()
     while rest.startswith("-") and not rest.startswith("- "):
@@ -335,7 +335,7 @@ def _first_word(line: str) -> tuple[str, str]:
 
 
 def _ended(sentence: str) -> str:
-    """Another sentence may follow; below a line of code it gets its own line."""
+    """The text with an end after which another sentence can follow; after a line of code on a new line."""
     if "\n    " in sentence and sentence.splitlines()[-1].startswith("    "):
         return f"{sentence}\n"
     return f"{sentence} " if sentence.endswith((".", "!", "?")) else f"{sentence}. "
@@ -353,7 +353,7 @@ def _offer_bench(profiler: profile) -> None:
 
 
 def _show(answer: Answer, options: argparse.Namespace) -> None:
-    """Display what a command has to show; in a terminal, print it."""
+    """Display the result of a command; in a terminal, print it."""
     from gpulab.views.view import View
     from gpulab.views.widgets import in_notebook
 

@@ -1,4 +1,4 @@
-"""Options that are given in several places ("--steps 50", `steps=50`): explained, read and refused in one way."""
+"""Checks and parsers of options that exist in several places; `--steps 0` and `steps=0` fail with one message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK_STEPS, QUICK_PAIRS, QUICK_BUDGET_S = 2, 1, 6.0  # counted steps of a block
 def is_quick() -> bool:
     """Whether `GPULAB_QUICK=1` is set: for tests and quick tours each measurement is as short as it can be.
 
-    What was asked for in steps, pairs, trials or seconds is then an upper bound; comparisons stay undecided.
+    Requested steps, pairs, trials and seconds are then upper bounds; comparisons stay undecided.
     """
     return os.environ.get(QUICK_VARIABLE, "") not in ("", "0")
 
@@ -40,13 +40,13 @@ def at_most(value: Number, quick: Number) -> Number: ...
 @overload
 def at_most(value: Number | None, quick: Number) -> Number | None: ...
 def at_most(value: Number | None, quick: Number) -> Number | None:
-    """What was asked for; while it is quick, no more than that."""
+    """The requested value; in quick mode at most `quick`."""
     if not is_quick():
         return value
     return quick if value is None else min(value, quick)
 
 
-_SYNONYMS = {  # what an option is called elsewhere
+_SYNONYMS = {  # names of options in other tools
     "--all": ("--verbose", "--full", "--details", "--long"),
     "--steps": ("--max-steps", "--iterations", "--iters", "--num-steps"),
     "--ranks": ("--nproc", "--nproc-per-node", "--world-size", "--gpus"),
@@ -57,7 +57,7 @@ _SYNONYMS = {  # what an option is called elsewhere
 
 
 def nearest_option(word: str, valid: Collection[str]) -> str | None:
-    """The option that an unknown one means: by its meaning, then by its first letter, then by its spelling."""
+    """The valid option nearest to an unknown one: by its meaning, then by its first letter, then by its spelling."""
     name = word.replace("_", "-").lower()
     meanings = {other: option for option, others in _SYNONYMS.items() if option in valid for other in others}
     if len(name) == 2:
@@ -96,7 +96,7 @@ def only_ranks_type(text: str) -> str:
 
 
 def check_only_ranks(only: str | None, world_size: int | None) -> None:
-    """Raises UsageError for a rank that there is not, or without several ranks."""
+    """Raises UsageError for a rank that does not exist, or without several ranks."""
     if only is None:
         return
     if world_size is None:
@@ -107,19 +107,19 @@ def check_only_ranks(only: str | None, world_size: int | None) -> None:
 
 
 def check_whole_number(option: str, value: object, least: int) -> None:
-    """What Python gives for the same option; None is an absent one. Raises UsageError."""
+    """The check of an argument in Python; None is no value. Raises UsageError."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         raise UsageError(f"{option} must be an integer ≥ {least}, got {value!r}.")
 
 
 def check_seconds(option: str, value: object) -> None:
-    """What Python gives for the same option. Raises UsageError."""
+    """The check of an argument in Python. Raises UsageError."""
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value <= 0:
         raise UsageError(f"{option} must be a number of seconds > 0, got {value!r}.")
 
 
 def whole_number_type(option: str, least: int) -> Callable[[str], int]:
-    """The number that a line gives, as a `type` for argparse, which passes a UsageError on unchanged."""
+    """An argparse type for an integer; argparse passes a UsageError on unchanged."""
 
     def read(text: str) -> int:
         digits = text.strip()

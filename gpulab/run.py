@@ -126,11 +126,11 @@ class Steps(Columns, frozen=True):
     sample_count: Int64  # -1: unknown
     phase: UInt8  # Phase
     flags: UInt8  # StepFlag
-    # From when a GPU had finished all earlier work to when it had finished the step's; -1: unknown; empty: no GPU
+    # GPU time from the end of all earlier work to the end of the step's work; -1: unknown; empty: no GPU
     device_ns: Int64 = _no_column(np.int64)
-    # Of the wall time of each step, gpulab's own marks and its timing of batches; empty: not known
+    # Part of the step's wall time that gpulab's own marks and timing of batches took; empty: unknown
     own_ns: Int64 = _no_column(np.int64)
-    # Values of all tensors that a model of several ranks was given; -1: unknown; empty: no such model was heard of
+    # Number of values in a distributed model's inputs; -1: unknown; empty: no model is distributed
     input_values: Int64 = _no_column(np.int64)
 
     @property
@@ -140,7 +140,7 @@ class Steps(Columns, frozen=True):
 
     @property
     def time_ns(self) -> Int64:
-        """What each step takes: on the GPU where that was measured, else on the host, without gpulab's own part."""
+        """Time of each step: on the GPU where that was measured, else on the host, without gpulab's own part."""
         host_ns = self.wall_ns - self.own_ns if len(self.own_ns) else self.wall_ns
         if not len(self.device_ns):
             return host_ns
@@ -275,11 +275,11 @@ class MemoryEvents(Columns, frozen=True):
 
 
 class Damage(Struct, frozen=True):
-    """Something in a trace file that was not as it should be, and how often; the rest was read."""
+    """A defect of a trace file, and how often it occurs; the rest of the file was read."""
 
     name: str  # "truncated tail", "missing dur", "unreadable events", …
     count: int
-    detail: str = ""  # where it was met first
+    detail: str = ""  # where it occurs first
 
 
 class DeviceProperties(Struct, frozen=True):
@@ -323,7 +323,7 @@ class TraceOrigin(Struct, frozen=True):
     damage: tuple[Damage, ...] = ()
 
     def damaged(self, name: str) -> int:
-        """How often that damage was met; 0 is none."""
+        """How often that defect occurs; 0 is never."""
         return sum(d.count for d in self.damage if d.name == name)
 
     @property
@@ -365,9 +365,9 @@ Launcher = Literal["torchrun", "Slurm", "MPI", "Kubernetes", "torch.distributed"
 
 
 class Job(Struct, frozen=True):
-    """What a run is one part of: several processes that one command has started, each of them a rank.
+    """The distributed job in which the run is one rank; one command has started all its processes.
 
-    `id` is the same in all of them and in no other job. What nothing tells is None.
+    `id` is the same in all ranks and in no other job. None: unknown.
     """
 
     id: str
@@ -376,7 +376,7 @@ class Job(Struct, frozen=True):
     world_size: int | None = None
     local_rank: int | None = None  # among those of the node
     node: str = ""
-    cluster_id: str = ""  # by which `squeue` and `scancel` know it; an array's task: "12_3"
+    cluster_id: str = ""  # for `squeue` and `scancel`; of a task of an array: "12_3"
     queue: str = ""  # of the cluster; Slurm's partition
 
 
@@ -391,13 +391,30 @@ class Environment(Struct, frozen=True):
     memory_total_bytes: int | None
     packages: dict[str, str] = field(default_factory=dict)  # torch, numpy, lightning, …
     hostname: str = ""
-    compute_threads: int | None = None  # that torch computes one operator with on the CPU; None: unknown
-    affinity_cores: int | None = None  # that the scheduler may put the process on; None: unknown
-    core_quota: float | None = None  # of the control group (container): so many cores at once; None: no quota
+    compute_threads: int | None = None  # of torch for one CPU operator; None: unknown
+    affinity_cores: int | None = None  # on which the scheduler may run the process; None: unknown
+    core_quota: float | None = None  # cores that the control group (container) allows at once; None: no quota
 
 
-class Loader(Struct, frozen=True, eq=False):
-    """The DataLoader that fed the steps, as found; nothing was changed."""
+class _ByKey(Struct, frozen=True, eq=False):
+    """Two are equal that have the same `key`."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.key == other.key
+
+    def __ne__(self, other: object) -> bool:  # a Struct has its own, which does not ask `__eq__`
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class Loader(_ByKey, frozen=True, eq=False):
+    """The DataLoader that fed the steps."""
 
     dataset: str
     dataset_length: int | None
@@ -408,37 +425,28 @@ class Loader(Struct, frozen=True, eq=False):
     persistent_workers: bool
     length: int | None  # batches per epoch
     iterable: bool
-    own_collate: bool | None = None  # a collate_fn that is not torch's puts batches together; None: not known
-    # What the run showed of it besides, which is not how it was built:
-    remade: bool | None = None  # anew for each epoch, so its workers cannot stay
-    batch_tensors: int | None = None  # in a batch, each of which is handed over by itself
-    worker_threads: int | None = None  # that a worker's operator is split among
-    # Where the user's code is written that makes a batch, as `str(Place)`; empty where it is a library's:
+    own_collate: bool | None = None  # whether the user passed a collate_fn; None: unknown
+    # Observed during the run, not compared:
+    remade: bool | None = None  # made anew for each epoch, so its workers cannot persist
+    batch_tensors: int | None = None  # tensors of a batch; each is handed over separately
+    worker_threads: int | None = None  # of one operator in a worker
+    # Lines of the user's code that make a batch, as `str(Place)`; empty where a library makes it:
     items_line: str = ""  # the dataset's method that gives an item
     transform_line: str = ""
     collate_line: str = ""
     sampler_line: str = ""
 
-    def __eq__(self, other: object) -> bool:
-        """Two are equal that were built alike, whatever the run showed of them besides."""
-        return self._built == other._built if isinstance(other, Loader) else NotImplemented
-
-    def __ne__(self, other: object) -> bool:  # a Struct has its own, which does not ask `__eq__`
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._built)
-
     @property
-    def _built(self) -> tuple[object, ...]:
+    def key(self) -> tuple[object, ...]:
+        """How it was built."""
         last = self.__struct_fields__.index("own_collate")
         return tuple(getattr(self, name) for name in self.__struct_fields__[: last + 1])
 
 
 class Batches(Columns, frozen=True):
-    """What it took to make batches, timed in the process that made them; a row for each, in order of arrival.
+    """How long batches took to make, timed in the process that made them; one row per batch, in order of arrival.
 
-    All of the first ones have one, later ones at random, so that timing them stays within a budget: none is not 0.
+    The first batches all have a row, later ones are a random sample, so that timing stays within a budget.
 
     `read_ns` is the dataset's own time (`__getitem__`, `__getitems__`, `__next__`) without its transforms, which are
     known where the dataset holds them as `transform`, `transforms` or `target_transform`; else they are part of it.
@@ -450,54 +458,54 @@ class Batches(Columns, frozen=True):
     read_ns: Int64
     transform_ns: Int64
     collate_ns: Int64
-    read_cpu_ns: Int64  # of the process's CPU time in each: what is missing to the wall time was waited for
+    read_cpu_ns: Int64  # CPU time of the process in each; the rest of the wall time it waited
     transform_cpu_ns: Int64
     collate_cpu_ns: Int64
     item_count: Int64
-    core_wait_ns: Int64  # ready to go on while no core was free, over all three; -1: not known
-    asked_ns: Int64  # the training loop begins to wait for it; -1: it was never asked for
-    answered_ns: Int64  # the training loop has it; -1: likewise
+    core_wait_ns: Int64  # runnable without a core, in all three together; -1: unknown
+    asked_ns: Int64  # the training loop begins to wait for it; -1: it never did
+    answered_ns: Int64  # the training loop gets it; -1: it never did
     pin_ns: Int64  # copied to page-locked memory; -1: not measured, 0: it was not
-    # Batches that the row stands for: itself and those before it that were not timed; empty: each for itself
+    # How many batches the row represents: its own and the untimed ones before it; empty: one
     stands_for: Int64 = _no_column(np.int64)
 
     @property
     def weight(self) -> Int64:
-        """`stands_for` in any case: sums over batches count each row as often."""
+        """How often sums over batches count each row: `stands_for`, or 1."""
         return self.stands_for if len(self.stands_for) else np.ones(len(self), np.int64)
 
 
 class CoreTimes(Columns, frozen=True):
-    """What the training thread had of the processor: readings some 10 ms apart, and around the profiler's window.
+    """CPU time of the training thread: readings about 10 ms apart, and around the profiler's window.
 
-    All but `t_ns` and `profiler` count from some fixed time on: two readings make a stretch.
+    Columns but `t_ns` and `profiler` are running totals with an arbitrary zero.
     """
 
     t_ns: Int64
     cpu_ns: Int64  # CPU time of the training thread
-    wait_ns: Int64  # ready to run while it had no core; -1: not known
+    wait_ns: Int64  # runnable without a core; -1: unknown
     process_cpu_ns: Int64  # CPU time of all threads of the process
-    profiler: UInt8  # 1: since the reading before, gpulab started or stopped the profiler
+    profiler: UInt8  # 1: gpulab started or stopped the profiler since the previous reading
 
 
 class CoreUse(Columns, frozen=True):
-    """Who used the cores that the process may use, at the run's beginning and end, and between.
+    """Who used the cores that the process may use: readings from the beginning of the run to its end.
 
-    All but `t_ns` count from some fixed time on; -1: not known.
+    Columns but `t_ns` are running totals with an arbitrary zero; -1: unknown.
     """
 
     t_ns: Int64
-    tree_cpu_ns: Int64  # CPU time of the process and its children, without those that gpulab started for itself
+    tree_cpu_ns: Int64  # CPU time of the process and its children, without gpulab's own processes
     others_cpu_ns: Int64  # of all other programs, and of the host of a virtual machine
-    stolen_ns: Int64  # of that, the host's
-    pool_wait_ns: Int64  # threads of the process, but the training thread, were ready and had no core: their sum
-    workers_wait_ns: Int64  # threads of its children, likewise
-    pressure_ns: Int64  # some program of the machine was ready and had no core
+    stolen_ns: Int64  # the part of the host of a virtual machine
+    pool_wait_ns: Int64  # runnable without a core: sum over the threads of the process but the training thread
+    workers_wait_ns: Int64  # the same over the threads of its children
+    pressure_ns: Int64  # some program of the machine was runnable without a core
     quota_periods: Int64  # periods of the control group's CPU quota
-    throttled_periods: Int64  # of them, those in which the quota ran out
+    throttled_periods: Int64  # those in which the quota ran out
 
 
-_GOES_ON = ("(", "[", "{", ",", "\\")  # a line that ends so is the first of several
+_CONTINUES = ("(", "[", "{", ",", "\\")  # a line that ends so is the first of several
 
 
 class Unit(Struct, frozen=True):
@@ -516,7 +524,7 @@ class Excerpt(Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-class Place(Struct, frozen=True, eq=False):
+class Place(_ByKey, frozen=True, eq=False):
     """A line of the user's code. `file` is "cell" for the profiled cell, else the file's name as Python has it.
 
     Lines of the profiled cell count as the notebook shows it, its `%%gpuprofile` included. Other cells are "cell [3]".
@@ -528,23 +536,14 @@ class Place(Struct, frozen=True, eq=False):
     text: str = ""  # the line itself, without indent
     units: tuple[Unit, ...] = ()  # that enclose it, the innermost first
 
-    def __eq__(self, other: object) -> bool:
-        """Two are equal that are the same line, whatever is known of what encloses it."""
-        return self._line == other._line if isinstance(other, Place) else NotImplemented
-
-    def __ne__(self, other: object) -> bool:  # a Struct has its own, which does not ask `__eq__`
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._line)
-
     @property
-    def _line(self) -> tuple[object, ...]:
+    def key(self) -> tuple[object, ...]:
+        """The line, without what encloses it."""
         return self.file, self.line, self.function, self.text
 
     def __str__(self) -> str:
         where = f"line {self.line} of the cell" if self.file == "cell" else f"{self.file}, line {self.line}"
-        more = " …" if self.text.endswith(_GOES_ON) else ""
+        more = " …" if self.text.endswith(_CONTINUES) else ""
         return f"{where}: {self.text}{more}" if self.text else where
 
 
@@ -552,7 +551,7 @@ PauseKind = Literal["gc", "checkpoint_save", "logging", "evaluation", "compile",
 
 
 class Pause(Struct, frozen=True):
-    """A stretch of the training thread's time that trains nothing, whether inside a step or between two."""
+    """Time in which the training thread does not train, within a step or between two."""
 
     kind: PauseKind
     start_ns: int
@@ -562,7 +561,7 @@ class Pause(Struct, frozen=True):
 
 
 class PauseSum(Struct, frozen=True):
-    """Pauses that were only counted: shorter than a millisecond each, or beyond the first ten thousand."""
+    """Pauses without a record of their own: shorter than a millisecond, or beyond the first ten thousand."""
 
     kind: PauseKind
     count: int
@@ -570,10 +569,10 @@ class PauseSum(Struct, frozen=True):
 
 
 class StackSamples(Columns, frozen=True):
-    """Where the training thread was, looked at every few milliseconds while the profiler ran.
+    """Stack samples of the training thread, taken every few milliseconds while the profiler ran.
 
-    Each row stands for the time since the one before it, the first for the time since `began_ns`. `exact`: another
-    process has looked, so what the thread did could not sway it. Else a look waits while one long call holds Python's
+    Each row represents the time since the previous one, the first the time since `began_ns`. `exact`: another process
+    took the samples, so the thread could not bias them. Otherwise a sample waits while one long call holds Python's
     interpreter lock, and then finds the line of that call.
     """
 
@@ -581,21 +580,21 @@ class StackSamples(Columns, frozen=True):
     place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
     began_ns: int = 0
     exact: bool = False
-    # 1: at a line of the loop's that makes the next batch, or called from one; empty: unknown
+    # 1: at a line of the loop that makes the next batch, or called from one; empty: unknown
     prepares_batch: UInt8 = _no_column(np.uint8)
 
     @property
     def since_ns(self) -> Int64:
-        """From when on each look stands for the time, up to its own."""
+        """Start of the time that each sample represents; it ends with the sample."""
         if not len(self.t_ns):
             return self.t_ns
         return np.concatenate(([min(self.began_ns, int(self.t_ns[0]))], self.t_ns[:-1]))
 
 
 class OwnBatches(Struct, frozen=True):
-    """Looks at the training thread beside the profiled steps, in a loop without a DataLoader: at making a batch or not.
+    """Stack samples outside the profiled steps of a loop without a DataLoader: how many were at making a batch.
 
-    Each look stands for the time since the one before it.
+    Each sample represents the time since the previous one.
     """
 
     looks: int
@@ -610,26 +609,26 @@ BESIDE_KINDS = CALL_KINDS[:4]  # the training itself
 
 
 class CallLooks(Columns, frozen=True):
-    """Calls that the training thread was seen in, looked at during the whole run, sparingly; one row per look.
+    """Sparse stack samples of the training thread over the whole run: the call that each was in, one row per sample.
 
-    `kind`, of `CALL_KINDS`: a library's function; one of the user's; one from which the loss is not computed; one that
-    makes the next batch; and of the training itself but its updates, a line that calls a module, and one that calls
-    operators. `exact` as in `StackSamples`.
+    `kind` is an index into `CALL_KINDS`: a library's function ("library"); the user's ("own"); one that the loss does
+    not depend on ("aside"); one that makes the next batch ("batch"). Of the training itself, without its updates: a
+    line that calls a module ("layer"), or operators ("operator"). `exact` as in `StackSamples`.
     """
 
     t_ns: Int64
-    place: Int32  # of `Run.places`: the user's line that calls; -1: none
+    place: Int32  # of `Run.places`: the user's line that makes the call; -1: none
     callee: Int32  # of `Run.callees`; -1: as `place`
-    within: Int32  # of `Run.places`: the innermost line of the user's; -1: none
+    within: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
     kind: UInt8
     exact: bool = True
     holds_lock: UInt8 = _no_column(np.uint8)  # 1: the thread held the interpreter's lock; empty: unknown
 
 
 class LoadingLooks(Columns, frozen=True):
-    """Where the code was that makes the batches, in the training process or in workers, looked at from outside.
+    """Stack samples of the code that makes the batches, in the training process or in workers, by another process.
 
-    One row per line. `count`: looks; `collating`: 1 within `collate_fn`.
+    One row per line. `count`: samples; `collating`: 1 within `collate_fn`.
     """
 
     place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
@@ -638,14 +637,14 @@ class LoadingLooks(Columns, frozen=True):
 
 
 class BackwardPass(Struct, frozen=True):
-    """One that computes gradients that nobody uses: its nodes in order of evaluation, the share of those in each."""
+    """A backward pass with gradients that nobody uses: its nodes in order of evaluation, the unused share of each."""
 
     nodes: tuple[str, ...]
     unused: tuple[float, ...]
 
 
 class DenseGradient(Struct, frozen=True):
-    """Of an embedding's table: how many rows have a gradient after a step, and its share of the parameters."""
+    """An embedding with a dense gradient: its rows, the share of them that a step uses, its share of the parameters."""
 
     rows: int
     used_fraction: float
@@ -653,30 +652,30 @@ class DenseGradient(Struct, frozen=True):
 
 
 class TrainingFacts(Struct, frozen=True):
-    """What was read of torch at a few early backward passes.
+    """What torch's own state showed at a few early backward passes.
 
-    `calls`: of the looks at the training thread, the share below functions that a setting makes torch call. Of the
-    nodes of backward passes `repeated_fraction` are such as an earlier pass had evaluated, and `batch_nodes_fraction`
-    such as made the batch. `padding_fraction`: of the columns of indices that an embedding looks up.
+    `calls`: for functions that a setting makes torch call, the share of stack samples below them. Of the nodes of
+    backward passes, `repeated_fraction` had been evaluated by an earlier pass, and `batch_nodes_fraction` belong to the
+    code that makes the batch. `padding_fraction`: padding among the columns of indices that an embedding looks up.
     """
 
     anomaly_detection: bool = False
-    profiled: bool = False  # at each look, by whomever
+    profiled: bool = False  # each time some profiler was active
     calls: dict[str, float] = field(default_factory=dict)
     repeated_fraction: float = 0.0
     batch_nodes_fraction: float = 0.0
     padding_fraction: float = 0.0
-    emulated_fraction: float = 0.0  # of the parameters: of a type that this CPU has no instructions for
+    emulated_fraction: float = 0.0  # of the parameters: their type has no instructions on this CPU
     passes: tuple[BackwardPass, ...] = ()
-    unheld: bool = False  # no optimizer holds these parameters; else they lose their gradients before it steps
+    unheld: bool = False  # no optimizer has these parameters; else their gradients are dropped before it steps
     differentiates_twice: bool = False  # create_graph=True: a gradient is itself differentiated
     float64_fraction: float = 0.0  # of the parameters
     dense_gradients: tuple[DenseGradient, ...] = ()
-    batch_copies: int = 1  # by so many workers each batch was given
+    batch_copies: int = 1  # workers that yielded the same batch
 
 
 class Alert(Struct, frozen=True):
-    """Something that went on for so long that the live view said it. `until_ns` is None where it went on to the end."""
+    """A problem that lasted so long that the live view reported it. `until_ns` is None where it lasted to the end."""
 
     key: str  # of the finding that it hints at, "data_starved", or "gpu_idle"
     words: str
@@ -693,11 +692,11 @@ class Memory(Struct, frozen=True):
     total_bytes: int | None = None
 
 
-NOT_KEPT = "trace_not_kept"  # the key of what is missing where only other ranks of the job keep their trace
+TRACE_DROPPED = "trace_not_kept"  # key of what is missing where only other ranks of the job keep their trace
 
 
 class Missing(Struct, frozen=True):
-    """Something that could not be measured, and why. `since_ns` is set when it stopped in the middle.
+    """Something that could not be measured, and why. `since_ns` is set where it stopped during the run.
 
     `key` names it for programs and never changes with the words: "steps", "breakdown", "curves" (those of a whole
     instrument), "curve" (one of them), "memory", "loader" (a worker died), "workers" (they cannot start), "trace_file",
@@ -720,14 +719,14 @@ class Choice(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """One thing that was changed for a run without an edit of its code, and whether it took effect.
+    """One setting that was changed for a run without an edit of its code, and whether it took effect.
 
     `state`: "took effect", "no effect", "cannot tell"; `evidence`: how that is known, a sentence without a full stop.
     """
 
     name: str
     value: str
-    found: str  # the value as the code has it; "" unknown
+    found: str  # the value in the code; "" unknown
     kind: str  # what it takes hold of: "DataLoader option", "variable", …
     state: str
     evidence: str
@@ -736,13 +735,13 @@ class Change(Struct, frozen=True):
 class Observer(Struct, frozen=True):
     """What the measuring itself cost."""
 
-    hooks_ns: int = 0  # of all steps: their marks at what one costs, and what gpulab did at them
-    own_ns: int = 0  # of the run's wall time: gpulab's own start, and the profiler's starts and stops
+    hooks_ns: int = 0  # of all steps: their marks at a calibrated cost each, and what gpulab did at them
+    own_ns: int = 0  # wall time of gpulab's own start and of starting and stopping the profiler
     profiler_start_ns: int | None = None
     profiler_stop_ns: int | None = None
     event_count: int = 0
     window_truncated: str | None = None  # why the window ended early
-    profiler_stays: bool = True  # in the process after its window, where it slows CUDA calls
+    profiler_stays: bool = True  # CUPTI stays in the process after the window and slows CUDA calls
 
 
 Outcome = Literal["completed", "stopped", "interrupted", "failed"]
@@ -774,21 +773,21 @@ class Run(Struct, frozen=True):
     origin: TraceOrigin | None = None  # of a loaded trace
     memory_events: MemoryEvents | None = None  # None: not recorded
     changes: tuple[Change, ...] = ()
-    batches: Batches | None = None  # None: not timed where they were made; `missing` says why
+    batches: Batches | None = None  # None: not timed; `missing` says why
     pauses: tuple[Pause, ...] = ()
     more_pauses: tuple[PauseSum, ...] = ()
     stack: StackSamples | None = None
     places: tuple[Place, ...] = ()
-    loading_looks: LoadingLooks | None = None  # None: not looked at
-    call_looks: CallLooks | None = None  # None: not looked at
-    callees: tuple[str, ...] = ()  # functions that were seen called, as a user writes them
-    excerpts: tuple[Excerpt, ...] = ()  # of the source of the lines that most looks have met
+    loading_looks: LoadingLooks | None = None  # None: not sampled
+    call_looks: CallLooks | None = None  # None: not sampled
+    callees: tuple[str, ...] = ()  # functions in stack samples, as a user writes them
+    excerpts: tuple[Excerpt, ...] = ()  # source around the lines with the most samples
     alerts: tuple[Alert, ...] = ()
     core_times: CoreTimes | None = None  # None: not measured
     core_use: CoreUse | None = None
     job: Job | None = None  # None: a process by itself
-    own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or nothing tells who does
-    training: TrainingFacts | None = None  # None: not looked at
+    own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or it is unknown what does
+    training: TrainingFacts | None = None  # None: not examined
     schema: int = SCHEMA
 
     @property
@@ -803,12 +802,12 @@ class Run(Struct, frozen=True):
 
     @property
     def reached_step_limit(self) -> bool:
-        """Whether its steps were limited, and it was stopped because it had done them."""
+        """Whether it was stopped because it had reached its limit of steps."""
         return self.outcome == "stopped" and self.settings.steps is not None and len(self.steps) >= self.settings.steps
 
     @property
     def code_wall_ns(self) -> int:
-        """Wall time of the code itself: without what gpulab did before it began and to start and stop the profiler."""
+        """Wall time of the code itself, without gpulab's own start and without starting and stopping the profiler."""
         ours = self.observer
         before = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)  # all that older records know
         return max(0, self.wall_ns - (ours.own_ns or before))
@@ -886,8 +885,8 @@ class Ranks(Struct, frozen=True):
 
     path: str  # the folder
     runs: dict[int, Run]  # by rank, ascending; never empty
-    world_size: int | None  # as the traces tell
-    problems: tuple[Missing, ...] = ()  # files left out, ranks that are not there, and why
+    world_size: int | None  # by the traces
+    problems: tuple[Missing, ...] = ()  # skipped files and absent ranks, and why
 
     def __repr__(self) -> str:
         of = f" of {self.world_size}" if self.world_size else ""

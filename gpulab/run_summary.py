@@ -1,10 +1,10 @@
-"""What a list of thousands of runs shows of one: a few figures and its headline, kept beside it and read without it."""
+"""The summary of a run: a few figures and its headline, stored beside it, so that lists need not open the run."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-VERSION = 3  # of the figures: those of another version are made anew
+VERSION = 3  # summaries of another version are computed anew
 
 
 class RunSummary(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What a ratio of two times allows to say: the one place where a comparison is decided.
+"""The verdict on a ratio of two times: the one place where a comparison is decided.
 
 Ratios are times of B over A: below 1 is faster. All edges lie as far below 1 as above it in logarithms, so that a
 floor of any size leaves room for both verdicts.
@@ -12,7 +12,7 @@ Verdict = Literal["faster", "slower", "no measurable difference", "undecided", "
 
 LEAST_EFFECT = 0.02  # a smaller difference is not called faster or slower; definitions.md, "Honest comparison" 6
 EQUIVALENT = 0.03  # the band around 1: "no measurable difference" is said only of an interval that lies inside it
-TOO_FEW = 5  # pairs: with fewer, a difference cannot be excluded
+TOO_FEW = 5  # pairs: fewer cannot show that there is no difference
 
 
 def verdict(ratio: float | None, interval: tuple[float, float] | None, floor: float | None, count: int) -> Verdict:

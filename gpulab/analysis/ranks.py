@@ -20,7 +20,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
 from gpulab.analysis.step_shares import StepShares
 from gpulab.intervals import Intervals, clip, intersect, joined, measure
-from gpulab.run import NOT_KEPT, Int64, Missing, Timeline
+from gpulab.run import TRACE_DROPPED, Int64, Missing, Timeline
 from gpulab.timeline.labels import COLLECTIVES, Labels, Mask, What, labels
 
 # Where all ranks wait for cores, each is late by as much now and then, and again by what shared caches and
@@ -97,7 +97,7 @@ _PROBLEMS: dict[str, tuple[State, tuple[str, ...], str]] = {
     "unnumbered_rank": ("degraded", (), "which trace is of which rank is not known"),
     "absent_rank": ("degraded", ("transfer",), "ranks are missing: the last to arrive may be one of them"),
     "duplicate_rank": ("degraded", (), "a rank is there more than once; the first trace of it counts"),
-    NOT_KEPT: ("degraded", ("straggler", "transfer"), ""),
+    TRACE_DROPPED: ("degraded", ("straggler", "transfer"), ""),
     "unreadable_file": ("degraded", ("transfer",), "files cannot be read"),
     "cut_short": ("degraded", ("transfer",), "files are cut short"),
     "interrupted_rank": ("degraded", (), "ranks were interrupted"),
@@ -110,7 +110,7 @@ def job_integrity(problems: Sequence[Missing]) -> Integrity:
     checks: list[Check] = []
     for name, (state, withholds, meaning) in _PROBLEMS.items():
         these = [p for p in problems if p.key == name]
-        meaning = these[0].reason if these and name == NOT_KEPT else meaning
+        meaning = these[0].reason if these and name == TRACE_DROPPED else meaning
         checks.append(check_of_count(name, len(these), state, meaning, withholds))
     return Integrity(tuple(checks))
 
@@ -132,7 +132,7 @@ def compare_ranks(
     timelines = {rank: labels(timeline) for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
     unmatched = {rank: _collectives(timelines[rank], accounts[rank]) for rank in timelines}
     kernels = _matched(unmatched)
-    has_traces = all(problem.key != NOT_KEPT for problem in problems)
+    has_traces = all(problem.key != TRACE_DROPPED for problem in problems)
     alone = not any(own.rows for own in kernels.values()) and any(t.of(What.MESSAGE).any() for t in timelines.values())
     mismatch = _mismatch(kernels, only_messages=alone) if has_traces else "some ranks keep no trace"
     transfer = _shortest(kernels) if mismatch is None else {}

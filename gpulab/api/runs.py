@@ -1,4 +1,4 @@
-"""`gpulab.runs`: this process's runs and the store's as one sequence, so that the last run is always `runs[-1]`."""
+"""`gpulab.runs`: the runs of the store and of this process as one sequence, which ends with the latest run here."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Runs(Sequence[Run]):
 
     @property
     def store(self) -> Store:
-        """Where runs are looked for: the store given, else the default one as it is now."""
+        """The store of the runs: that of the constructor, else the current default."""
         return self._store or Store()
 
     @property
@@ -89,7 +89,7 @@ class Runs(Sequence[Run]):
 
     @property
     def own(self) -> list[Run]:
-        """What this process measured and still has in memory, in the order it was made."""
+        """The runs of this process that are in memory, in the order they were made."""
         return [own.run for own in self._own.values() if own.run is not None]
 
     # -- choosing ------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Runs(Sequence[Run]):
         notes: dict[str, str] = {}
 
         def write(run: Run) -> None:
-            every = max((curve.thinned for curve in exports.write_scalars(run, Path(folder))), default=1)
+            every = max((curve.every for curve in exports.write_scalars(run, Path(folder))), default=1)
             if every > 1:
                 notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
 

@@ -1,4 +1,4 @@
-"""What the system's control groups (cgroups, version 1 and 2) leave to this process: cores and memory.
+"""The cores and the memory that control groups (cgroups, version 1 and 2) grant this process.
 
 `root` stands for "/" in each function (tests give a folder).
 """
@@ -53,7 +53,7 @@ def free_host_bytes(root: Path = ROOT) -> int | None:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
-    """Of each group with a limit: that, and what is used and cannot be dropped, where both can be read."""
+    """The limit of each group that has one, and its used memory that cannot be dropped, where that can be read."""
     for controller, limit_file, used_file in _MEMORY:
         for folder in _groups(root, controller):
             limit, used = _number(folder / limit_file), _number(folder / used_file)

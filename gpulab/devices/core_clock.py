@@ -1,6 +1,6 @@
-"""What the system counts of processor cores: who had one, who was ready and had none, and who else took them.
+"""CPU time, waiting for a core, and the use of cores by other programs, as the system counts them.
 
-Each reading counts from some fixed time; the difference of two is what a caller wants. -1: the system does not tell.
+Readings are running totals with an arbitrary zero: take differences. -1: the system does not tell.
 `root` stands for "/" (tests give a folder). Workers of a DataLoader import this: it stays light.
 """
 
@@ -26,7 +26,7 @@ OWN = "/proc/thread-self/schedstat"
 
 
 class CoreWait:
-    """How long the kernel has kept a thread from a core while it was ready to run; Linux tells."""
+    """How long a thread was runnable without a core; Linux only."""
 
     def __init__(self, file: str = OWN) -> None:
         self._file = -1
@@ -34,11 +34,11 @@ class CoreWait:
             self._file = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> int:
-        """In ns since the thread began; -1: not known."""
+        """In ns since the thread began; -1: unknown."""
         return self.times()[1]
 
     def times(self) -> tuple[int, int]:
-        """CPU time up to the system's last tick, and that; -1: not known."""
+        """CPU time up to the system's last tick, and the wait for a core; -1: unknown."""
         if self._file < 0:
             return -1, -1
         try:
@@ -56,7 +56,7 @@ class CoreWait:
 
 
 def voluntary_switches() -> int:
-    """How often the calling thread has gone to sleep: for a disk, a lock, a network, a while. -1: not known."""
+    """How often the calling thread has blocked: on a disk, a lock, a network, a sleep. -1: unknown."""
     try:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     except (NameError, AttributeError):  # not Linux
@@ -70,9 +70,9 @@ _PROCESS_CLOCK = 2  # low bits of Linux's clock of a process's CPU time; the oth
 
 
 class ThreadClock:
-    """Of the calling thread, or of a thread of another process: CPU time, wait for a core, CPU time of its process.
+    """CPU time and wait for a core of the calling thread or of one in another process, and CPU time of its process.
 
-    Of another one Linux tells; its CPU time may lag behind by a tick (4 ms, say). Raises OSError where it does not.
+    Of another process on Linux only; its CPU time may lag by a tick (about 4 ms). Raises OSError elsewhere.
     """
 
     def __init__(self, pid: int = 0, thread: int = 0) -> None:
@@ -106,7 +106,7 @@ def _ended_children_ns(pid: int) -> int:
 
 
 class MachineReading(Struct, frozen=True):
-    """All in ns but the two counts of periods, over all the cores that this process may use.
+    """Running totals over all the cores that this process may use, in ns but for the two counts of periods.
 
     `tree_cpu_ns`: CPU time of this process and its children, without gpulab's own. `others_cpu_ns`: of all other
     programs, and what the host of a virtual machine took (`stolen_ns`). `pool_wait_ns`: this process's threads but the
@@ -126,7 +126,7 @@ class MachineReading(Struct, frozen=True):
 
 
 class MachineClock:
-    """Of the training process `pid` and its `thread`; by themselves those that make this."""
+    """Reads the machine for the training process `pid` and its `thread`; by default the calling ones."""
 
     def __init__(self, root: Path = ROOT, *, pid: int = 0, thread: int = 0) -> None:
         self._root = root
@@ -154,7 +154,7 @@ class MachineClock:
         )
 
     def _children(self) -> tuple[int, int]:
-        """CPU time of the children that live, and of those among them that gpulab started."""
+        """CPU time of the live children of the user's, and of those that gpulab started."""
         children = children_of(self._pid) or set()
         workers_ns = gpulabs_ns = 0
         for pid in children:
@@ -165,7 +165,7 @@ class MachineClock:
         return workers_ns, gpulabs_ns
 
     def _note(self, pid: int) -> int:
-        """Add what the threads of that process have waited since the last look; their CPU time so far."""
+        """Add what the threads of that process have waited since the last reading. Returns their CPU time so far."""
         used_ns = 0
         for thread, cpu_ns, wait_ns in threads_of(pid):
             used_ns += cpu_ns

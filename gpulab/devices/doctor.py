@@ -26,7 +26,7 @@ SMALL_MEMORY_BYTES = 2 * 2**30
 
 
 class Check(Struct, frozen=True):
-    """One thing looked at: its state, what was seen, and what to do (empty where there is nothing to do)."""
+    """The result of one check: its state, the evidence, and what to do, if anything."""
 
     name: str
     state: State
@@ -39,7 +39,7 @@ def examine(
     nvml_module: ModuleType | None = None,
     try_tracing: Callable[[], ProbeResult] = gpus.try_tracing,
 ) -> tuple[Check, ...]:
-    """Look at everything that decides what can be measured here. Never raises; imports torch where it is installed.
+    """Check everything that decides what can be measured here. Never raises; imports torch where it is installed.
 
     `store` is the folder of the runs (the default store where None). `nvml_module` replaces `pynvml` (scripted fake).
     `try_tracing` profiles a small kernel where there is a GPU, in a process of its own: CUDA is not started here.
@@ -60,7 +60,7 @@ def examine(
 def _guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
     try:
         return check()
-    except Exception as e:  # one broken look must not cost the others
+    except Exception as e:  # a check that fails must not cost the others
         return [Check(name, "limited", f"check failed: {type(e).__name__}: {e}")]
 
 
@@ -155,7 +155,7 @@ def _kernels_in_trace(try_tracing: Callable[[], ProbeResult]) -> Check:
 
 
 def _against(reason: str) -> str:
-    """What may help where no kernel comes back."""
+    """What may help where no kernel is traced."""
     if "PRIVILEGE" in reason.upper() or _profiling_is_admin_only():
         return (
             "The driver restricts CUPTI to administrators: load it with NVreg_RestrictProfilingToAdminUsers=0, or "

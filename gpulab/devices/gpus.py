@@ -1,9 +1,8 @@
-"""The GPUs that CUDA would offer to this process, and those it uses. Nothing here starts CUDA in the user's process.
+"""The GPUs that CUDA offers to this process, and those it uses, without initializing CUDA in the user's process.
 
-CUDA that was started in a process cannot be used in what is forked from it: a notebook in which gpulab had asked CUDA
-for the GPU's name could no longer start a training in processes of its own. So NVML answers. Where it cannot, a process
-of its own asks CUDA: its last line is one JSON object, `{"gpus": [...]}` or `{"kernels": n}`, and whatever CUDA and
-CUPTI complain about is on its standard error.
+Forked children cannot use CUDA once their parent has initialized it: asking CUDA for the name of a GPU would keep a
+notebook from training in forked processes. So NVML answers. Where it cannot, a separate process asks CUDA. Its last
+line is one JSON object, `{"gpus": [...]}` or `{"kernels": n}`; complaints of CUDA and CUPTI are on its standard error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ CORES_PER_SM = {
 
 
 class Gpu(Struct, frozen=True):
-    """A GPU, or a MIG part of one, as a process may use it; None is what is not known."""
+    """A GPU, or a MIG part of one; None: unknown."""
 
     name: str
     uuid: str | None = None
@@ -82,7 +81,7 @@ def _wholes(nv: ModuleType) -> list[object]:
 
 
 def _by_uuid(nv: ModuleType, words: Sequence[str]) -> list[object] | None:
-    """As CUDA reads a list of UUIDs: beginnings are enough, what follows an unknown one is not seen."""
+    """As CUDA reads a list of UUIDs: prefixes are enough, and an unknown one ends the list."""
     handles = {nv.nvmlDeviceGetUUID(h): h for whole in _wholes(nv) for h in (whole, *mig_parts(nv, whole))}
     uuids: list[str] = []
     for word in words:
@@ -108,7 +107,7 @@ def _by_number(nv: ModuleType, visible: str | None, *, by_bus: bool) -> list[obj
 
 
 def _numbers(text: str, count: int) -> list[int]:
-    """What follows an entry that is no GPU's number is not seen; a number given twice makes the list void."""
+    """An entry that is no number of a GPU ends the list; a repeated number makes it void."""
     numbers: list[int] = []
     for word in text.split(","):
         number = re.match(r"\s*\+?(\d+)", word)
@@ -161,14 +160,14 @@ _LOG_PREFIX = re.compile(r"^(?:\[[^\]]*\]|\w+:\S+ \S+ \S+ \S+\]|\s)+")
 
 
 class ProbeResult(Struct, frozen=True):
-    """What came of `LAUNCHED` small profiled kernels: how many came back, or why none did."""
+    """How many of `LAUNCHED` small profiled kernels the trace has, or why it has none."""
 
     kernels: int
     reason: str = ""
 
 
 def gpus_by_cuda() -> list[Gpu]:
-    """The GPUs as PyTorch numbers them; none where no device file hints at one. Takes seconds, once."""
+    """The GPUs in PyTorch's order; none where there is no device file of one. Takes seconds, once."""
     if not any(map(os.path.exists, DEVICE_FILES)):
         return []
     return list(_gpus(tuple(os.environ.get(name) for name in DECIDING)))
@@ -182,12 +181,12 @@ def _gpus(deciding: tuple[str | None, ...]) -> tuple[Gpu, ...]:
 
 
 def try_tracing() -> ProbeResult:
-    """Profile small kernels and see how many come back. Takes seconds."""
+    """Profile small kernels and count those in the trace. Takes seconds."""
     return probe_result(ask("kernels"))
 
 
 def probe_result(done: subprocess.CompletedProcess[str] | None) -> ProbeResult:
-    """What the process's answer says; None is one that did not end in time."""
+    """The result in the output of the process; None: it did not end in time."""
     if done is None:
         return ProbeResult(0, f"the trial did not end within {TIMEOUT_S:g} s")
     kernels = _last_object(done.stdout).get("kernels")
@@ -215,7 +214,7 @@ def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
 
 
 def answer(question: Question) -> None:
-    """The process's own part: write the answer."""
+    """Runs in the separate process: print the answer."""
     print(json.dumps({"gpus": plain_values(_own_gpus())} if question == "gpus" else {"kernels": _kernels()}))
 
 
@@ -324,7 +323,7 @@ def torch_with_cuda() -> ModuleType | None:
 
 
 def _stays(torch: ModuleType, index: int) -> bool:
-    """An error that stays is raised by every call; any other is raised once."""
+    """Whether the error is permanent: then every call raises it."""
     try:
         torch.cuda.synchronize(index)
     except RuntimeError:

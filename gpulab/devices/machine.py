@@ -1,4 +1,4 @@
-"""The machine as it limits a training: cores one may really use, memory, versions, and the device that is profiled."""
+"""The limits of the machine, such as usable cores and memory, its versions, and the device that is profiled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def memory_total_bytes() -> int | None:
 
 
 def _physical_bytes() -> int | None:
-    """Without psutil where the system itself says it: importing that takes as long as all else here."""
+    """Without psutil where possible: its import takes as long as all else here."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
         pages = os.sysconf("SC_PHYS_PAGES")
         if pages > 0:
@@ -60,7 +60,7 @@ def _physical_bytes() -> int | None:
 
 
 def shared_memory_bytes(path: str = "/dev/shm") -> int | None:
-    """Size of the shared memory through which loader workers hand over batches; None where there is no such place."""
+    """Size of the shared memory through which loader workers hand over batches; None where there is none."""
     try:
         stat = os.statvfs(path)
     except (OSError, AttributeError):
@@ -69,9 +69,9 @@ def shared_memory_bytes(path: str = "/dev/shm") -> int | None:
 
 
 def environment(packages: Mapping[str, str] | None = None) -> Environment:
-    """The machine and the software, as they matter for reading the figures. Imports nothing heavy.
+    """The machine and the software, as far as they matter for the figures. Imports nothing heavy.
 
-    `packages` are the versions where they are known by now: to read them takes the longest.
+    `packages`: versions where the caller has them; reading them takes the longest.
     """
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)  # None, too, while another thread imports it
     return Environment(
@@ -142,7 +142,7 @@ def _cpu() -> Device:
 
 
 def _gpus(torch: ModuleType) -> list[Gpu]:
-    """The GPUs this PyTorch can use, as it numbers them: once CUDA runs here by its own word, before that by NVML's."""
+    """The GPUs this PyTorch can use, in its order: by PyTorch once CUDA is initialized here, before that by NVML."""
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # an error of the GPU stays: NVML still tells what is there
             return [gpus.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]

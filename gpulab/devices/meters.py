@@ -1,4 +1,4 @@
-"""What a meter is, and the meter of the process tree: a GPU, a program and a fake are all read in one way.
+"""Meters, which read curves of a GPU, a program or a fake in one way, and the meter of the process tree.
 
 A meter gives one value per series and reading. A value that cannot be read is None, never 0. A series that fails when
 the meter opens is not offered and is listed as missing; one that starts failing later is given up after
@@ -34,7 +34,7 @@ FAILURES_UNTIL_LOST = 3
 
 
 class Unavailable(Struct, frozen=True):
-    """A series that cannot be read. `since_ns` (`time.perf_counter_ns`) is None where it never could."""
+    """A series that cannot be read. `since_ns` (`time.perf_counter_ns`): since when; None: from the start."""
 
     what: str
     reason: str
@@ -42,7 +42,7 @@ class Unavailable(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """An answer that is no value, with its reason."""
+    """A failed reading, with its reason."""
 
     reason: str
 
@@ -52,7 +52,7 @@ Reasoner = Callable[[Exception], str]
 
 
 class Query:
-    """One call that answers one or more series, with the failures of each counted apart."""
+    """One call that reads one or more series; their failures are counted separately."""
 
     def __init__(
         self, series: Sequence[SeriesInfo], ask: Callable[[], Sequence[Answer]], reason_of: Reasoner = str
@@ -66,7 +66,7 @@ class Query:
         self.lost: dict[int, Unavailable] = {}  # by position in `series`
 
     def opens(self) -> Unavailable | None:
-        """Ask once; the reason where the whole query is refused at its start."""
+        """Read once; why, where the whole query fails."""
         try:
             answers = self._ask()
         except Exception as e:  # a refused query must not cost the others
@@ -133,13 +133,13 @@ class Meter:
         return (*self._unavailable, *(why for q in self._queries for why in q.lost.values()))
 
     def close(self) -> None:
-        """Give back what the meter holds. May be called twice."""
+        """Release what the meter holds. May be called twice."""
         close, self._close = self._close, None
         if close is not None:
             close()
 
 
-DISCOVERY_SHARE = 0.01  # of the time may go into looking for new children
+DISCOVERY_SHARE = 0.01  # of the time for the search for new children
 
 
 def host_meter(pid: int, usable_cores: float) -> Meter:
@@ -188,7 +188,7 @@ class _Tree:
         self._members: dict[int, _Member] = {pid: _Member(self._root, _cpu_s(self._root), None)}
         self._read_s: float | None = None
         self._next_discovery_s = 0.0
-        self._users: set[int] = set()  # seen twice: right after its start a child is a copy of us
+        self._users: set[int] = set()  # checked twice: right after a fork a child has our environment
 
     def ask(self) -> list[Answer]:
         """CPU %, bytes and number of processes. Raises NoSuchProcess when the profiled process is gone."""

@@ -70,7 +70,7 @@ def load_nvml() -> ModuleType:
 
 @contextlib.contextmanager
 def session(nvml: ModuleType | None = None) -> Iterator[ModuleType]:
-    """NVML for a few questions. Raises what import and nvmlInit raise; `reason_of` puts it in words."""
+    """NVML for a few queries. Raises what its import and nvmlInit raise; `reason_of` explains it."""
     nv = nvml or load_nvml()
     nv.nvmlInit()
     try:
@@ -151,7 +151,7 @@ def _find(nv: ModuleType, uuid: str | None) -> _Place | None:
 
 
 class _Gpu:
-    """The queries of one GPU, and what they hold open."""
+    """The queries of one GPU and their resources."""
 
     def __init__(self, nv: ModuleType, place: _Place, pid: int) -> None:
         self._nv, self._pid, self._place = nv, pid, place
@@ -273,7 +273,7 @@ def gpm_refusal(nv: ModuleType, handle: object) -> str | None:
 
 
 class _Gpm:
-    """Two GPM samples used in turn; each pair gives the average over the time between them."""
+    """Two alternating GPM samples; each pair gives the averages of the time between them."""
 
     def __init__(self, nv: ModuleType, place: _Place) -> None:
         self._nv, self._place = nv, place

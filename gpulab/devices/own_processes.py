@@ -1,6 +1,6 @@
-"""Processes that gpulab starts for itself. They are no part of what is profiled: no count or sum of the run has them.
+"""The Python processes that gpulab starts for itself, which no figure of a run includes.
 
-A process that gpulab starts names itself by a variable of its environment, which its own children inherit.
+A variable of their environment marks them and, by inheritance, their children.
 """
 
 from __future__ import annotations

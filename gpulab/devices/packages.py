@@ -1,4 +1,4 @@
-"""Versions of the packages that matter to a run's figures. Without NumPy and torch: the meters' process asks."""
+"""Versions of the packages that matter for the figures. Without NumPy and torch: the sampling process imports this."""
 
 from __future__ import annotations
 

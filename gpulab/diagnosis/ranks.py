@@ -21,7 +21,7 @@ from gpulab.diagnosis.distributed import (
 from gpulab.diagnosis.finding import Diagnosis, Finding, evidence
 from gpulab.diagnosis.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import decapitalized, percent
-from gpulab.run import NOT_KEPT
+from gpulab.run import TRACE_DROPPED
 from gpulab.thresholds import DEFAULT, Thresholds
 
 MOSTLY, HARDLY_ANY = 0.5, 0.1  # ours: of communication, what is hidden
@@ -58,7 +58,7 @@ def diagnose_ranks(
 
 def _missing_traces(comparison: RankComparison) -> Finding | None:
     """Some ranks keep no trace: what is left does not tell who waits for whom, nor what exchanging data costs."""
-    check = next((c for c in comparison.integrity.checks if c.name == NOT_KEPT and c.state != "ok"), None)
+    check = next((c for c in comparison.integrity.checks if c.name == TRACE_DROPPED and c.state != "ok"), None)
     if check is None:
         return None
     return cannot_tell_because(

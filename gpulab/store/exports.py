@@ -35,7 +35,7 @@ _EVENTS_SUFFIX = ".gpulab"  # of event files: marks those that are ours to repla
 
 
 def check_path(path: Path) -> None:
-    """Refuse a table that could not be written, before any work. Raises UsageError and StoreError."""
+    """Check that a table can be written, before any work. Raises UsageError and StoreError."""
     require_no_folder(path)
     *most, last = _FORMATS
     if path.suffix.lower() not in _FORMATS:
@@ -98,7 +98,7 @@ _FORMATS: Mapping[str, Callable[[Sequence[Row], Columns], bytes]] = {
 
 
 def installed(name: str) -> bool:
-    """Whether a package can be imported, without importing it. A folder that merely has its name does not count."""
+    """Whether a package can be imported, without importing it. A folder of that name is no package."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):
@@ -107,17 +107,17 @@ def installed(name: str) -> bool:
 
 
 class Scalar(Struct, frozen=True):
-    """One curve. `t_ns` counts since the start of the run; `thinned` says that only each so-manieth point is here."""
+    """One curve. `t_ns` counts from the start of the run; `every`: only each so-manieth point is in it."""
 
     name: str
     number: Int64
     t_ns: Int64
     value: Float64
-    thinned: int = 1
+    every: int = 1
 
 
 def scalars(run: Run) -> list[Scalar]:
-    """All curves of a run, each name once; those without a point are left out."""
+    """All curves of a run that have points, under unique names."""
     by_name: dict[str, Scalar] = {}
     for curve in _curves(run):
         name, count = curve.name, 1
@@ -146,7 +146,7 @@ def _curves(run: Run) -> Iterator[Scalar]:
 
 
 def plain_name(name: str) -> str:
-    """A name that every tracker takes: letters, digits, `_ . - / space`, at most 100 of them."""
+    """A name that every tracker accepts: letters, digits, `_ . - / space`, at most 100 of them."""
     return re.sub(r"[^A-Za-z0-9_./ -]", "_", name)[:100].strip(" /.") or "unnamed"
 
 

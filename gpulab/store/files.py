@@ -1,4 +1,4 @@
-"""Files for other processes: each appears whole or not at all, and a lock on it tells whether its process lives."""
+"""Files that other processes read: written atomically, and locked while their writer lives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCK = ".held"  # in a temporary folder
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that is not there yet, onto the disk. Raises OSError."""
+    """Write a new file and flush it to the disk. Raises OSError."""
     with path.open("xb") as file:
         file.write(content)
         file.flush()
@@ -25,7 +25,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def replace_whole(path: Path, content: bytes) -> None:
-    """Put this content in the file's place; its time of change stays as it was. Raises OSError."""
+    """Replace a file atomically; its modification time is kept. Raises OSError."""
     unfinished = path.with_name(f".{path.name}-{os.urandom(3).hex()}")
     try:
         write_new(unfinished, content)
@@ -40,7 +40,7 @@ def replace_whole(path: Path, content: bytes) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that a user named, in place of one that is there. Raises StoreError with the reason."""
+    """Write a file that a user named, atomically. Raises StoreError with the reason."""
     require_no_folder(path)
     unfinished = path.with_name(f".gpulab-{os.urandom(6).hex()}")
     try:
@@ -54,13 +54,13 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def require_no_folder(path: Path) -> None:
-    """Raises StoreError where a file's name is that of a folder."""
+    """Raises StoreError where the path of a file is a folder."""
     if not path.name or os.path.isdir(path):
         raise StoreError(f"{str(path)!r} is a folder: name a file in it.")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that a user named, unless it is there. Raises StoreError with the reason."""
+    """Create a folder that a user named, if need be. Raises StoreError with the reason."""
     if os.path.exists(path) and not os.path.isdir(path):
         raise StoreError(f"{str(path)!r} is a file: name a folder.")
     try:
@@ -70,7 +70,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder onto the disk, where the platform can."""
+    """Flush the names in a folder to the disk, where the platform can."""
     with contextlib.suppress(OSError):  # not every platform opens a folder
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -80,7 +80,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def size_bytes(folder: Path) -> int:
-    """Of all files in a folder; what goes away meanwhile does not count."""
+    """The size of all files in a folder; files that disappear meanwhile do not count."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -90,14 +90,14 @@ def size_bytes(folder: Path) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Why it failed, in the words of the system, to stand after a colon."""
+    """Why it failed, in the words of the system, for use after a colon."""
     if isinstance(error, OSError) and error.strerror:
         return decapitalized(error.strerror)
     return str(error) or type(error).__name__
 
 
 def lock(file: int) -> bool | None:
-    """Whether nobody else has the file locked; it is locked then. None where this file system knows no locks."""
+    """Try to lock a file: whether that succeeded. None where the file system has no locks."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -113,9 +113,9 @@ def lock(file: int) -> bool | None:
 
 @contextlib.contextmanager
 def orphaned(path: Path, stale_s: float) -> Iterator[bool]:
-    """Whether the writer of a file has ended and nobody else takes care of it; inside, nobody else does.
+    """Yields whether the writer of a file has ended; the file is locked inside, so only one process handles it.
 
-    Where files cannot be locked: whether it was not written to for `stale_s`.
+    Where files cannot be locked: whether it was last written more than `stale_s` seconds ago.
     """
     try:
         file = os.open(path, os.O_RDWR)
@@ -135,12 +135,12 @@ def orphaned(path: Path, stale_s: float) -> Iterator[bool]:
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """A new folder for temporary files, which is deleted afterwards.
 
-    Those of the same prefix are deleted, too, whose process has ended without. Raises OSError where none can be made.
+    Folders of the same prefix whose process has died are deleted, too. Raises OSError where none can be created.
     """
     import tempfile
 
     for other in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with orphaned(other / LOCK, math.inf) as ours, contextlib.suppress(OSError):  # without one: just being made
+        with orphaned(other / LOCK, math.inf) as ours, contextlib.suppress(OSError):  # no lock yet: it is being created
             if ours:
                 (other / LOCK).unlink()  # the one who makes it sees that it is gone
                 shutil.rmtree(other, ignore_errors=True)
@@ -153,7 +153,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def _locked_folder(prefix: str) -> tuple[Path, int]:
-    """A folder whose lock is ours. Another process may delete it before it is locked: then the next one is."""
+    """A new folder with a lock. Another process may delete it before it is locked: then the next try counts."""
     import tempfile
 
     while True:

@@ -1,4 +1,4 @@
-"""Runs on disk, one folder each, so that a run outlives its kernel and opens in other tools.
+"""The run store: one folder per run, so that a run outlives its kernel and opens in other tools.
 
 A folder holds `run.json`, `columns.tables` and, where the profiler ran, `<host>_<pid>.<ns>.pt.trace.json.gz`: the name
 by which TensorBoard's PyTorch plugin finds it. A folder appears under its final name only when it is complete; until
@@ -23,7 +23,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gpulab.errors import StoreError, UsageError
-from gpulab.run import NOT_KEPT, Missing, Run
+from gpulab.run import TRACE_DROPPED, Missing, Run
 from gpulab.store import run_format
 from gpulab.store.files import orphaned, reason, replace_whole, sync_folder, write_new
 from gpulab.store.lookup import Entry, moment, select, why_none
@@ -37,7 +37,7 @@ UNFINISHED_TRACE = "unfinished.json.gz"
 
 _STAGE_PREFIX = ".saving-"
 _GONE_PREFIX = ".deleting-"
-RUNNING_PREFIX = ".running-"  # a run that goes on: written to every second
+RUNNING_PREFIX = ".running-"  # a run in progress: updated every second
 KILLED = "its process was killed"
 _STALE_AFTER_S = 3600.0
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -46,7 +46,7 @@ WriteTrace = Callable[[Path], None]
 
 
 def new_id(now: datetime | None = None) -> str:
-    """An id no other process makes: the UTC second and 40 random bits that leave the global random state alone."""
+    """A unique id: the UTC second and 40 random bits, which leave the global random state alone."""
     return f"{(now or datetime.now(UTC)).astimezone(UTC):%Y%m%d-%H%M%S}-{os.urandom(5).hex()}"
 
 
@@ -91,9 +91,9 @@ class Store:
         return final
 
     def add_trace(self, folder: Path, run: Run, write_trace: WriteTrace) -> Run:
-        """Put the trace of a stored run beside it; returns the run, which says in `missing` why it has none.
+        """Add its trace to a stored run. Returns the run; where the trace cannot be written, `missing` says why.
 
-        Raises StoreError where that cannot be said in the stored record.
+        Raises StoreError where the stored record cannot be updated.
         """
         stored = _put_trace(folder, run, write_trace)
         if stored is run:
@@ -106,13 +106,13 @@ class Store:
         return stored
 
     def drop_trace(self, key: str | Path, why: str) -> None:
-        """Keep of a stored run its steps and curves, not what the profiler recorded; the run says `why`.
+        """Remove the profiler's data from a stored run, which keeps its steps and curves; `missing` says `why`.
 
         Raises StoreError where it cannot be read or written.
         """
         folder = self.find(key)
         run = read(folder)
-        lacking = Missing("trace", why, key=NOT_KEPT)
+        lacking = Missing("trace", why, key=TRACE_DROPPED)
         run = replace(
             run, timeline=None, memory_events=None, stack=None, traced_numbers=(), missing=(*run.missing, lacking)
         )
@@ -123,10 +123,10 @@ class Store:
         _remove_traces(folder)
 
     def settle_trace(self, folder: Path) -> None:
-        """Remove a trace that was written while `drop_trace` was under way in another process."""
+        """Remove a trace that was written while another process ran `drop_trace`."""
         with contextlib.suppress(OSError, StoreError):
             header = run_format.decode_header(_document(folder))
-            if any(m.key == NOT_KEPT for m in header.missing):
+            if any(m.key == TRACE_DROPPED for m in header.missing):
                 _remove_traces(folder)
 
     def load(self, key: str | Path) -> Run:
@@ -151,7 +151,7 @@ class Store:
         return match.path
 
     def rename(self, key: str | Path, name: str) -> None:
-        """Give a run another name; an empty one takes the name away.
+        """Rename a run; an empty name removes the name.
 
         The record changes whole or not at all, its trace and columns are not touched; of two at once the last wins.
         Raises StoreError where there is no such run, or it cannot be written.
@@ -173,9 +173,9 @@ class Store:
             raise StoreError(f"Run {folder.name!r} not renamed: {reason(e)}") from e
 
     def delete(self, key: str | Path) -> bool:
-        """Delete a run's folder with all that is in it; False where somebody else has just done so.
+        """Delete the folder of a run; False where another process has just done so.
 
-        It disappears at once for every reader, and its files after that. Raises StoreError where there is no such run,
+        For readers it disappears at once, its files follow. Raises StoreError where there is no such run,
         where it lies outside this store, or where the folder cannot be moved.
         """
         folder = self.find(key)
@@ -193,9 +193,9 @@ class Store:
         return True
 
     def list(self) -> Sequence[Entry]:
-        """Every folder of the store, the newest last; what cannot be read comes first, with its problem.
+        """Every folder of the store, the newest last; unreadable ones come first, with their problem.
 
-        Only headers are read. A run whose process was killed gets its name first. Raises StoreError where the store
+        Only headers are read. Runs of killed processes are finished first. Raises StoreError where the store
         itself cannot be read.
         """
         unfinished = self.finish_killed()
@@ -209,7 +209,7 @@ class Store:
         return sorted([*entries, *unfinished], key=_age)
 
     def finish_killed(self) -> Sequence[Entry]:
-        """Give the runs whose process was killed their names; returns those of which that fails."""
+        """Give the runs of killed processes their final folders; returns those for which that fails."""
         unfinished = []
         for folder in self.root.glob(f"{RUNNING_PREFIX}*"):
             with orphaned(folder / COLUMNS, _STALE_AFTER_S) as ours:
@@ -217,20 +217,20 @@ class Store:
             if problem is not None:
                 id_ = folder.name.removeprefix(RUNNING_PREFIX)
                 unfinished.append(Entry(id_, folder, problem=f"{KILLED}: {problem}"))
-            if not (folder / COLUMNS).exists():  # killed while it was made, or while it was removed
+            if not (folder / COLUMNS).exists():  # killed while the folder was created or removed
                 with contextlib.suppress(OSError):
                     folder.rmdir()
         return unfinished
 
     def _finish(self, folder: Path) -> str | None:
-        """Why that run cannot get its name; None where it has, or where it left nothing that tells anything."""
+        """Why a run cannot get its final folder; None where it has, or where it holds nothing of use."""
         final = self.root / folder.name.removeprefix(RUNNING_PREFIX)
         try:
             if final.exists():
                 _say_no_trace(final)
                 shutil.rmtree(folder)
             elif entry_in(folder).problem is None:
-                with contextlib.suppress(OSError, StoreError):  # it is read as it is, but not as fast
+                with contextlib.suppress(OSError, StoreError):  # it can be read as it is, but more slowly
                     _rewrite(folder, read(folder))
                 for file in folder.glob(".*"):
                     file.unlink()
@@ -253,7 +253,7 @@ class Store:
 
 
 def read(folder: Path, *, timeline: bool = True) -> Run:
-    """The run in a folder; without its timeline it is read quickly, and has all that a list of runs needs.
+    """The run in a folder. Without its timeline it is read quickly; lists of runs need no more.
 
     Raises StoreError with the reason why it cannot be read.
     """
@@ -271,7 +271,7 @@ def trace_path(folder: Path) -> Path | None:
 
 
 def _rewrite(folder: Path, run: Run) -> None:
-    """Put this run in the place of one whose columns hold all that it names. Raises OSError."""
+    """Replace the files of a stored run. Raises OSError."""
     document, columns = run_format.encode(run)
     replace_whole(folder / DOCUMENT, document)
     replace_whole(folder / COLUMNS, columns)
@@ -307,7 +307,7 @@ def _require_file(path: Path, limit_bytes: int) -> None:
 
 
 def entry_in(folder: Path) -> Entry:
-    """What the header of a run's folder tells; with a `problem` where it cannot be read."""
+    """The entry of a folder, from its header; with a `problem` where it cannot be read."""
     try:
         header, rows = run_format.header_and_rows(_document(folder))
         with _open_columns(folder) as file:
@@ -330,7 +330,7 @@ def _age(entry: Entry) -> tuple[bool, float, int, str]:
 
 
 def run_folder(key: str | Path) -> Path | None:
-    """The folder that a path of it, or of the document in it, names."""
+    """The folder that a path names, or the path of the document in it; None where it holds no run."""
     folder, name = os.path.split(key)
     if name == DOCUMENT and os.path.isfile(key):
         return Path(folder).absolute()
@@ -338,7 +338,7 @@ def run_folder(key: str | Path) -> Path | None:
 
 
 def _say_no_trace(folder: Path) -> None:
-    """Of a stored run whose process was killed: perhaps before its trace was beside it. Raises OSError."""
+    """Note in a stored run that its process was killed before the trace was added, if so. Raises OSError."""
     try:
         traced = read(folder).timeline is not None
     except StoreError:  # its own line of the list says so
@@ -353,16 +353,16 @@ def _say_no_trace(folder: Path) -> None:
 
 
 def _with_field(document: bytes, name: str, default: bytes, change: Callable[[bytes], object]) -> bytes:
-    """The document with one field changed; every other keeps its bytes, those a newer gpulab added as well."""
+    """The document with one field changed; all others keep their bytes, also those of a newer gpulab."""
     fields = msgspec.json.decode(document, type=dict[str, Raw])
     fields[name] = Raw(msgspec.json.encode(change(fields.get(name, Raw(default)))))
     return msgspec.json.encode(fields)
 
 
 def _put_trace(folder: Path, run: Run, write_trace: WriteTrace) -> Run:
-    """Write a run's trace beside it; returns the run, which says in `missing` why it has none.
+    """Write a run's trace into its folder. Returns the run; where that fails, `missing` says why.
 
-    It gets its final name last: TensorBoard, looking into hidden folders as well, would take half a trace for a run.
+    The trace gets its final name last: TensorBoard also reads hidden folders and would load half a trace.
     """
     unfinished = folder / UNFINISHED_TRACE
     try:
@@ -385,10 +385,10 @@ CONFIGURATION_FILE = "gpulab.toml"
 
 
 def configured(table: str) -> dict[str, object]:
-    """That table of the user's file, as TOML has it; empty where there is no file, or no such table in it.
+    """A table of the user's configuration file; empty where there is no file, or no such table in it.
 
-    The file of the current folder counts alone, where there is one; else that of `$GPULAB_DIR`. Raises UsageError in
-    one line for a file that cannot be read, or a table that is none.
+    The file of the current folder is used, else that of `$GPULAB_DIR`. Raises UsageError in one line for a file that
+    cannot be read, or a value that is no table.
     """
     places = [Path(folder, CONFIGURATION_FILE) for folder in ("", os.environ.get("GPULAB_DIR") or "")]
     try:

@@ -1,4 +1,4 @@
-"""The ranks of one job among the stored runs, so that they are looked at together."""
+"""The stored runs that are ranks of one job, loaded together."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 from gpulab.errors import StoreError
-from gpulab.run import NOT_KEPT, Job, Missing, Ranks, Run
+from gpulab.run import TRACE_DROPPED, Job, Missing, Ranks, Run
 from gpulab.store.folders import Store, read
 
 WAIT_S, POLL_S = 10.0, 0.1
 
 
 class SeveralJobs(StoreError):
-    """A word may mean any of several jobs."""
+    """A key matches several jobs."""
 
 
 def job_of(store: Store, job_id: str) -> Ranks:
@@ -45,19 +45,20 @@ def job_of(store: Store, job_id: str) -> Ranks:
     if absent:
         numbers = ", ".join(map(str, absent[:8])) + ("…" if len(absent) > 8 else "")
         problems.append(Missing(f"rank {numbers}", "its run is not here", key="absent_rank"))
-    for rank, run in runs.items():  # what ended before its code was through; its steps up to then are whole
+    for rank, run in runs.items():  # of a run that ended early the steps up to then are complete
         if run.outcome == "interrupted":
             why = run.outcome_detail or "it was interrupted"
             problems.append(Missing(f"rank {rank}", why, key="interrupted_rank"))
         elif run.outcome == "failed":
             problems.append(Missing(f"rank {rank}", f"failed: {run.outcome_detail}", key="failed_rank"))
     for rank, run in runs.items():
-        problems += [Missing(f"rank {rank}", m.reason, key=NOT_KEPT) for m in run.missing if m.key == NOT_KEPT]
+        dropped = [m.reason for m in run.missing if m.key == TRACE_DROPPED]
+        problems += [Missing(f"rank {rank}", reason, key=TRACE_DROPPED) for reason in dropped]
     return Ranks(str(store.root / full_id), dict(sorted(runs.items())), world_size or None, tuple(problems))
 
 
 def await_job(store: Store, job_id: str, world_size: int, wait_s: float = WAIT_S) -> Ranks:
-    """The same once all ranks are stored, or `wait_s` have passed: they end one after the other."""
+    """The ranks of a job as soon as all are stored, or after `wait_s` seconds: they end one after the other."""
     until_s = time.monotonic() + wait_s
     while len({job.rank for job, _ in _parts(store) if job.id == job_id}) < world_size:
         if time.monotonic() > until_s:
@@ -72,7 +73,7 @@ def _parts(store: Store) -> list[tuple[Job, Path]]:
 
 
 def _full_id(ids: list[str], beginning: str) -> str:
-    """The job that is meant: itself, where there is none. Raises SeveralJobs."""
+    """The id of the job that begins so; the beginning itself where there is none. Raises SeveralJobs."""
     matches = sorted({job_id for job_id in ids if beginning and job_id.startswith(beginning)})
     if beginning in matches or not matches:
         return beginning

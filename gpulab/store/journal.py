@@ -1,6 +1,6 @@
-"""A run's folder from its first second on: hidden while the run goes on, it is the run where its process is killed.
+"""The folder of a run in progress, from which the run is recovered if its process is killed.
 
-It is brought up to date once a second, in a thread of its own: no other part of a run delays it.
+A thread of its own updates it once a second, so that no other part of a run delays it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gpulab.store.run_format import ORIGIN, TABLES, encode_header
 from gpulab.store.table_file import Writer
 
 PERIOD_S = 1.0
-END_TIMEOUT_S = 5.0  # of a thread that writes: it may wait for what a signal has interrupted
+END_TIMEOUT_S = 5.0  # for a thread that writes: a signal may have interrupted what it waits for
 
 
 class Journal(Writer):
-    """Of one run. Its tables grow; its document is written again whenever more of it is known."""
+    """The journal of one run. Its tables grow; its document is replaced whenever more is known."""
 
     def __init__(self, root: Path, run_id: str, origin_ns: int) -> None:
         about = {"process": os.getpid(), "host": socket.gethostname(), ORIGIN: origin_ns}
         super().__init__(root / f"{RUNNING_PREFIX}{run_id}" / COLUMNS, TABLES, about)
 
     def write_document(self, run: Run) -> None:
-        """The run without its columns, as it is if its process is killed from now on. Raises OSError."""
+        """Write the run without its columns, as it is to be read if its process is killed. Raises OSError."""
         self.begin()
         lacking = Missing(
             "step breakdown and kernels",
@@ -46,16 +46,16 @@ class Journal(Writer):
         os.replace(unfinished, self.path.with_name(DOCUMENT))
 
     def remove(self) -> None:
-        """The folder with all that is in it. May be called twice."""
+        """Remove the folder. May be called twice."""
         if self._file >= 0:
             self.close()
             shutil.rmtree(self.path.parent, ignore_errors=True)
 
 
 class JournalWriter:
-    """Brings a journal up to date. `write` appends what is new; without a `journal` it stays in memory.
+    """Updates a journal. `write` appends what is new; without a `journal` the run stays in memory.
 
-    After a failure the run goes on in memory, and a second later there is another try.
+    After a failure the run continues in memory, and the next second brings another try.
     """
 
     def __init__(self, journal: Journal | None, write: Callable[[Journal], None]) -> None:
@@ -66,16 +66,16 @@ class JournalWriter:
         self._thread: threading.Thread | None = None
         self._has_rows = False
         self._is_over = False
-        self.problems: tuple[Choice, ...] = ()  # of the last try, for the record: none, or one
+        self.problems: tuple[Choice, ...] = ()  # of the last try: none, or one
 
     def start(self) -> None:
-        """Begin to write, for the first time in a second."""
+        """Start the thread; its first update is a second later."""
         if self._journal is not None:
             self._thread = threading.Thread(target=self._run, name="gpulab-journal", daemon=True)
             self._thread.start()
 
     def update(self) -> None:
-        """Write what is new, unless another thread does so just now. From any thread of ours; never raises."""
+        """Write what is new, unless another thread is doing so. From any thread of gpulab; never raises."""
         if self._lock.acquire(blocking=False):
             try:
                 self._update()
@@ -83,7 +83,7 @@ class JournalWriter:
                 self._lock.release()
 
     def stop(self) -> None:
-        """Write the last of it where there was a first: storing the run takes a while. Nothing is written after it."""
+        """Write the last rows, if any were written before: storing the run takes a while. Then write no more."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(END_TIMEOUT_S)
@@ -96,7 +96,7 @@ class JournalWriter:
                 self._lock.release()
 
     def close(self) -> None:
-        """Remove the journal, once all of it was read back. May be called twice."""
+        """Stop and remove the journal. May be called twice."""
         self.stop()
         if self._journal is not None:
             self._journal.remove()

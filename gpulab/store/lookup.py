@@ -1,4 +1,4 @@
-"""Which runs of a list a user means: by an id, a name or a place, or by conditions that hold."""
+"""Finds runs in a list by id, name, position or conditions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Entry(Struct, frozen=True):
-    """One run as a line of a list, as far as its header tells. With a `problem` only `id` and `path` mean anything.
+    """One run of a list, from its header. With a `problem` only `id` and `path` mean anything.
 
-    `name` is what the user calls it, or its id; `run` is there where it was read or is in memory. A line may stand for
-    a job with several ranks: then it is the lowest one, but for the job's `id`, the newest `position` and `outcomes`.
+    `name` is the user's, or the id; `run` is set where it was read or is in memory. An entry may represent a job of
+    several ranks: then it is that of the lowest rank, with the job's `id`, the newest `position` and all `outcomes`.
     """
 
     id: str
@@ -38,7 +38,7 @@ class Entry(Struct, frozen=True):
     run: Run | None = None  # its timeline may be left out
     position: int | None = None  # counted from the end, of all runs: runs[position]
     outcomes: tuple[str, ...] = ()  # of all ranks that are here
-    runs: int = 1  # that this line stands for
+    runs: int = 1  # that this entry represents
 
 
 def select(entries: Sequence[Entry], key: str) -> Entry | None:
@@ -57,7 +57,7 @@ def select(entries: Sequence[Entry], key: str) -> Entry | None:
 
 
 def why_none(entries: Sequence[Entry], key: str, root: Path) -> str:
-    """Why `select` found none, with the nearest: a sentence for the user."""
+    """Why `select` found none, with the nearest key: a sentence for the user."""
     starting = [e.id for e in entries if key and e.id.startswith(key)]
     if starting:
         return f"{key!r} matches {len(starting)} runs: {', '.join(starting[:4])}. Give more characters."
@@ -72,7 +72,7 @@ def why_none(entries: Sequence[Entry], key: str, root: Path) -> str:
 
 
 def brief(name: str) -> str:
-    """A name as it stands in a sentence: comparing and printing very long ones takes minutes and pages."""
+    """A name for a sentence, cut to 100 characters: comparing and printing very long ones takes minutes and pages."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
@@ -90,7 +90,7 @@ class Filter(Struct, frozen=True):
     words: tuple[str, ...] = ()
 
     def fits(self, entry: Entry) -> bool:
-        """Whether all but the words are right."""
+        """Whether all conditions but the words hold."""
         return (
             (not self.name or fnmatchcase(entry.name, self.name))
             and (not self.device or entry.device_kind == self.device)
@@ -99,7 +99,7 @@ class Filter(Struct, frozen=True):
         )
 
     def fits_words(self, run: Run) -> bool:
-        """Whether the words occur in it."""
+        """Whether the words occur in the run."""
         dataset = run.loader.dataset if run.loader is not None else ""
         knobs = (f"{knob}={value}" for knob, value in run.settings.knobs.items())
         texts = (run.name, run.id, run.code, run.device.name, run.outcome_detail, run.source, dataset, *knobs)
@@ -107,7 +107,7 @@ class Filter(Struct, frozen=True):
         return all(word.casefold() in text for word in self.words)
 
     def __str__(self) -> str:
-        """As a user would write it, in words."""
+        """The conditions in words."""
         since = f"{self.since:%Y-%m-%d %H:%M}" if self.since is not None else ""
         conditions = {"name": self.name, "device": self.device, "since": since, "outcome": self.outcome}
         parts = [f"{what} {value}" for what, value in conditions.items() if value]
@@ -117,7 +117,7 @@ class Filter(Struct, frozen=True):
 def make_filter(
     name: str, device: str, since: str | datetime | timedelta | None, outcome: str, words: Sequence[str] | str
 ) -> Filter:
-    """A filter from what a user gave. Raises UsageError naming the value and the nearest valid one."""
+    """A filter from a user's values. Raises UsageError naming the value and the nearest valid one."""
     if device not in ("", "cpu", "cuda"):
         raise UsageError(f"The device must be cpu or cuda, got {brief(device)!r}.")
     outcomes: tuple[str, ...] = get_args(Outcome)

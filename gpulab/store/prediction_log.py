@@ -1,8 +1,7 @@
-"""Predictions that were held against a measurement, kept so that later ones know how far they are to be trusted.
+"""Predictions and their measurements, from which later predictions learn how accurate they are.
 
-One line of JSON per prediction, in a file that is only ever appended to, each time by one write: two notebooks at once
-lose and tear nothing. A full file is put aside under another name and the oldest go; a damaged line is skipped and
-counted.
+One line of JSON per prediction, appended in one write each, so that two notebooks at once lose and tear nothing. A full
+file gets another name, and the oldest such files are deleted. Damaged lines are skipped and counted.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from gpulab.store.folders import default_root
 from gpulab.verdict import TOO_FEW, is_decided, verdict
 
 NAME = "scoreboard.jsonl"
-FULL_BYTES = 1 * 2**20  # about 2,500 records; then a new file is begun
-MOST_ASIDE = 3  # full files that are kept
+FULL_BYTES = 1 * 2**20  # about 2,500 records
+MOST_FULL = 3  # files
 LONGEST_LINE = 16_384
 TRIES = 3
-MOST_ERRORS = 100  # of a knob: the last ones tell what holds now
+MOST_ERRORS = 100  # the latest of each knob
 
 _ASIDE = "scoreboard-{moment}-{mark}.jsonl"
 
@@ -58,19 +57,19 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     @property
     def decided(self) -> bool:
-        """Whether the measurement tells anything: what decides nothing holds against no prediction, and for none."""
+        """Whether the measurement is decided: an undecided one says nothing about the prediction."""
         return is_decided(verdict(self.measured, self.measured_interval, None, TOO_FEW))
 
     @property
     def within(self) -> bool:
-        """Whether what was measured lies in the predicted interval."""
+        """Whether the measured ratio lies in the predicted interval."""
         return self.predicted_interval[0] <= self.measured <= self.predicted_interval[1]
 
 
 class Board(Struct, frozen=True):
-    """All records that decided something, the oldest first; `undecided` ones are only counted.
+    """All records with a decided measurement, the oldest first, and the number of `undecided` ones.
 
-    `damaged` lines could not be read; `problem`: why a file could not.
+    `damaged`: lines that could not be read; `problem`: why a file could not.
     """
 
     records: tuple[Record, ...]
@@ -79,7 +78,7 @@ class Board(Struct, frozen=True):
     problem: str = ""
 
     def errors(self, device: str) -> dict[str, tuple[float, ...]]:
-        """Of each knob, measured over predicted on this device, the last ones; those without an estimate left out."""
+        """The latest errors of each knob on a device: measured over predicted ratio, where that is an estimate."""
         by_knob: dict[str, list[float]] = {}
         for record in self.records:
             if record.device == device and not record.only_sign:
@@ -114,8 +113,8 @@ class Scoreboard:
             raise StoreError(f"The scoreboard {str(path)!r} cannot be written: {reason(e)}.") from e
 
     def read(self) -> Board:
-        """Everything that can be read. Never raises for what is in a file or for a file that is not there."""
-        for _ in range(TRIES):  # a file that is put aside meanwhile would be missed
+        """Everything that can be read. Never raises, whatever the files hold."""
+        for _ in range(TRIES):  # a file that is renamed meanwhile would be missed
             lines, problem, aside = list[bytes](), "", self._aside()
             for path in (*aside, self.folder / NAME):
                 try:
@@ -132,13 +131,13 @@ class Scoreboard:
         return Board(tuple(decided), len(sound) - len(decided), len(records) - len(sound), problem)
 
     def _put_aside(self, path: Path) -> None:
-        """Rename a full file; who still writes into it loses nothing, for its new name is read as well."""
+        """Rename a full file. Another process that still writes into it loses nothing: its new name is read as well."""
         with contextlib.suppress(FileNotFoundError):  # none is there, or another process was first
             if path.stat().st_size < FULL_BYTES:
                 return
             moment = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
             os.rename(path, path.with_name(_ASIDE.format(moment=moment, mark=os.urandom(3).hex())))
-        for old in self._aside()[:-MOST_ASIDE]:
+        for old in self._aside()[:-MOST_FULL]:
             old.unlink(missing_ok=True)
 
     def _aside(self) -> list[Path]:
@@ -146,19 +145,19 @@ class Scoreboard:
 
 
 def digest(code: str) -> str:
-    """Of a cell's text: tells records of the same cell apart from others without keeping the code."""
+    """A digest of a cell's text: identifies the cell without storing its code."""
     import hashlib  # with OpenSSL
 
     return hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()[:12]
 
 
 def now() -> str:
-    """The moment, as records have it."""
+    """The current time in the form of `Record.when`."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _line(record: Record) -> bytes:
-    """Begins with a line's end too: what an interrupted write has left before it damages only itself."""
+    """A line with a line break before it, too: a torn line of an interrupted write damages only itself."""
     encoded = msgspec.json.encode(record)
     if not _sound(record) or len(encoded) > LONGEST_LINE:
         raise ValueError(f"no sound record: {record!r:.200}")
@@ -182,5 +181,5 @@ def _sound(record: Record) -> bool:
 
 
 def errors_here(run: Run) -> Mapping[str, tuple[float, ...]]:
-    """How far earlier predictions were off on this device; none where the scoreboard cannot be read."""
+    """The errors of earlier predictions on the run's device."""
     return Scoreboard().read().errors(run.device.name)

@@ -1,10 +1,10 @@
-"""A `Run` as plain bytes and back, so that a stored run opens with any JSON and NumPy reader and never runs code.
+"""Encodes a `Run` as JSON and plain columns: any JSON and NumPy reader opens it, and reading runs no code.
 
 `encode` gives two documents: JSON with every field of the record, and a file of tables with its columns. In the JSON
 a column is `{"column": name, "rows": n}`. `decode` trusts neither: wrong types, indices or sizes raise StoreError.
 
-While a run goes on it writes the tables of `TABLES` instead, from which `decode` makes the run up to its last second.
-Columns that gpulab 0.1 stored are opened as if they had been stored today.
+A run in progress writes the tables of `TABLES` instead, from which `decode` makes the run up to its last second.
+`decode` also reads the columns of gpulab 0.1.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ MAX_DOCUMENT_BYTES = 64 << 20
 MAX_COLUMNS_BYTES = 1 << 30
 
 MARKS, READINGS, ARRIVALS = "marks", "readings", "arrivals"
-ORIGIN = "origin_ns"  # what the file of a run that goes on says of itself: when it began
+ORIGIN = "origin_ns"  # in the metadata of a run in progress: when it began
 READING = np.dtype([("series", np.int64), ("t_ns", np.int64), ("value", np.float64)])  # the mean of about a second
-# at a collective: of which group, the number in it, and when by the system's clock
+# arrival at a collective: its group, its number in the group, and the time by the system's clock
 ARRIVAL = np.dtype([("group", np.int64), ("sequence", np.int64), ("time_ns", np.int64)])
 TABLES: dict[str, np.dtype[np.void]] = {
     MARKS: MARK,
     READINGS: READING,
-    ARRIVALS: ARRIVAL,  # for who looks while the run goes on
+    ARRIVALS: ARRIVAL,  # for the live view of a job
 }
 Arrivals = npt.NDArray[np.void]
 
-_KEYS_BEFORE = {  # of what is missing in runs that were saved before it had keys
+_KEYS_BY_NAME = {  # for runs of gpulab 0.1, whose `missing` has no keys
     "steps": "steps",
     "step breakdown, operators and kernels": "breakdown",
     "step breakdown and kernels": "breakdown",
@@ -110,7 +110,7 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
             run = _run_so_far(decode_header(document), tables)
         else:
             run = _decode(document, Run, partial(_column, tables.tables, skip))
-        missing = tuple(replace(m, key=m.key or _KEYS_BEFORE.get(m.what, "")) for m in run.missing)
+        missing = tuple(replace(m, key=m.key or _KEYS_BY_NAME.get(m.what, "")) for m in run.missing)
         run = replace(run, missing=missing, schema=SCHEMA)
         if not timeline:
             run = replace(run, timeline=None, memory_events=None)
@@ -125,7 +125,7 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
 
 
 def _run_so_far(header: Run, tables: Tables) -> Run:
-    """The run up to its last second, from its document as it was then."""
+    """The run up to its last second, from the tables of a run in progress."""
     marks, readings = tables.tables[MARKS], tables.tables[READINGS]
     steps = steps_of(marks, int(tables.about[ORIGIN]), int(marks["t_ns"].max(initial=0)))
     series = list[Series]()
@@ -143,7 +143,7 @@ def decode_header(document: bytes) -> Run:
 
 
 def header_and_rows(document: bytes) -> tuple[Run, dict[str, int]]:
-    """The same, and how many rows each of its columns has. Raises likewise."""
+    """The run with empty columns, and how many rows each column has. Raises as `decode_header`."""
     _check_version(document)
     rows: dict[str, int] = {}
 
@@ -182,7 +182,7 @@ def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], objec
 
 
 def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> Tables:
-    """All but the columns that begin with `skip`."""
+    """All columns but those that begin with `skip`."""
     try:
         columns.seek(0)
         is_npz = columns.read(2) == b"PK"
@@ -195,7 +195,7 @@ def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> Tables:
 
 
 def _read_npz(file: IO[bytes], skip: tuple[str, ...]) -> Tables:
-    """Of uncompressed columns alone: it never unpacks to more than it weighs. Raises OSError, ValueError."""
+    """Only uncompressed columns, so that reading takes no more memory than the file. Raises OSError, ValueError."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()

@@ -23,13 +23,13 @@ _DEEPEST = 6  # folders between the one that is named and a store below it
 
 
 def keep_summary(folder: Path, summary: RunSummary) -> None:
-    """Put it beside its run. Where nothing can be written there, it is made anew by whoever asks for it."""
+    """Store a summary beside its run. Where that fails, readers compute it anew."""
     with contextlib.suppress(StoreError, UnicodeEncodeError):
         write_whole(folder / FILE, msgspec.json.encode(summary))
 
 
 def rename_summary(folder: Path, name: str) -> None:
-    """The run has another name now."""
+    """Rename the run in its summary, too."""
     summary = _read(os.path.join(folder, FILE))
     if summary is not None:
         keep_summary(folder, msgspec.structs.replace(summary, name=name))
@@ -71,7 +71,7 @@ def stores_in(folder: Path) -> list[Path]:
 
 
 def _is_store(folder: Path) -> bool:
-    """A folder that only has the name of one, such as TensorBoard's `runs`, is none."""
+    """Whether the folder has runs: a folder may only have the name of a store, as TensorBoard's `runs`."""
     if folder.name == RUNS and folder.parent.name == LAB:
         return folder.is_dir()
     try:

@@ -1,9 +1,9 @@
-"""Tables that only grow, in one file: a run writes it while it goes on, and whoever reads it needs no word from it.
+"""A file of tables that only grow: a run appends to it while other processes read it.
 
 A file begins with one line of JSON that names its tables and their columns; whole blocks follow and are only ever
-appended, each some rows of one table. What follows the last whole block was cut off and does not count.
+appended, each some rows of one table. A torn block at the end does not count.
 
-Its writer holds a lock on the file, which the system takes back however the writer ends: by that a reader knows.
+Its writer holds a lock on the file, which the system releases however the writer ends: so a reader can tell.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Table = npt.NDArray[Any]  # of numbers, or structured: one field for each column
 
 
 class Tables(Struct, frozen=True):
-    """A whole file: what its writer says of itself, all rows of each table (read-only), and whether nothing is cut.
+    """The content of a file: metadata of its writer, all rows of each table (read-only), and whether nothing is torn.
 
     `row_counts`: the rows of all tables, also of those that were not read; None where nobody has counted.
     """
@@ -44,9 +44,9 @@ class Tables(Struct, frozen=True):
 
 
 class Writer:
-    """A file that grows. Made by the first `append`, so that a run of a second leaves no trace on the disk.
+    """A file that grows. The first `append` creates it, so that a run of a second never touches the disk.
 
-    One thread at a time. `about`: plain data for a later reader.
+    Used by one thread at a time. `about`: metadata for readers.
     """
 
     def __init__(self, path: Path, tables: Mapping[str, np.dtype[Any]], about: Mapping[str, object]) -> None:
@@ -57,10 +57,10 @@ class Writer:
         self._end = 0  # of the last whole block
 
     def append(self, table: str, rows: bytes | memoryview) -> None:
-        """Rows after those that are there; none: the file is there. Raises OSError; then it is as before."""
+        """Append rows; without any, only create the file. Raises OSError; then the file is as before."""
         self.begin()
         if len(rows):
-            rows = bytes(rows)  # who owns them may change them meanwhile
+            rows = bytes(rows)  # the owner may change them meanwhile
             self._write(_head(self._numbers[table], rows) + rows)
 
     def read(self) -> Tables:
@@ -69,13 +69,13 @@ class Writer:
             return read(file)
 
     def close(self) -> None:
-        """Leave the file as it is; in a child of the writer, too, which inherits it and would keep its lock."""
+        """Close the file; in a child process, too, which inherits it and would keep its lock."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def begin(self) -> None:
-        """Make the file, and its folder. Raises OSError."""
+        """Create the file and its folder. Raises OSError."""
         if self._file >= 0:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ class Writer:
             raise
 
     def _write(self, data: bytes) -> None:
-        """At once and unbuffered; what was written of it by halves is taken back."""
+        """Write without a buffer; a partial write is undone."""
         rest = memoryview(data)
         try:
             while rest:
@@ -147,9 +147,9 @@ def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:
 
 
 class Tail:
-    """The end of a file that somebody else writes: each `read` takes in what is new; the last rows are kept.
+    """Follows a file that another process writes: each `read` takes in what is new and keeps the last rows.
 
-    `readers` are given all rows of their tables, once.
+    `readers` get all rows of their tables, once.
     """
 
     def __init__(self, path: Path, most_rows: int, readers: Mapping[str, Callable[[Table], object]]) -> None:
@@ -187,14 +187,14 @@ class _Block(Struct, frozen=True):
     checksum: int
 
     def read_into(self, file: IO[bytes], rows: Table) -> bool:
-        """Whether what is there is what was written."""
+        """Read the rows; whether their checksum is right."""
         file.seek(self.begin)
         packed = rows.view(np.uint8).data
         return file.readinto(packed) == len(packed) and zlib.crc32(packed) == self.checksum  # type: ignore[attr-defined]
 
 
 def _blocks(file: IO[bytes], dtypes: Mapping[str, np.dtype[Any]], offset: int, size: int) -> Iterator[_Block]:
-    """Those that are there to their end; their rows are not read."""
+    """The complete blocks from `offset` on; their rows are not read."""
     names = list(dtypes)
     while offset + _BLOCK.size <= size:
         file.seek(offset)

@@ -227,7 +227,7 @@ def test_two_meters_of_one_name_keep_their_curves() -> None:
 def test_long_curves_are_thinned_and_it_is_said() -> None:
     run = tiny_run(count=2 * MOST_POINTS + 1, step_ms=1)
     curve = exports.scalars(run)[0]
-    assert curve.thinned == 3 and len(curve.number) <= MOST_POINTS
+    assert curve.every == 3 and len(curve.number) <= MOST_POINTS
     assert curve.number[:3].tolist() == [0, 3, 6]
     names = {"a b/c-d_e.f": "a b/c-d_e.f", "x" * 10_000: "x" * 100, "///": "unnamed", "": "unnamed"}
     assert {name: plain_name(name) for name in names} == names, "what trackers refuse is spelled otherwise"

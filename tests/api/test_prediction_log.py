@@ -110,7 +110,7 @@ def test_a_full_file_is_put_aside_and_the_oldest_goes(tmp_path: Path, monkeypatc
     for i in range(100):
         board.append([a_record(value=f"n={i}")])
     files = list(tmp_path.iterdir())
-    assert len(files) <= prediction_log.MOST_ASIDE + 1
+    assert len(files) <= prediction_log.MOST_FULL + 1
     assert sum(f.stat().st_size for f in files) < 5 * 3_500
     kept = [int(r.value[2:]) for r in board.read().records]
     assert kept == list(range(kept[0], 100)) and len(kept) > 20

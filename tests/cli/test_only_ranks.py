@@ -14,7 +14,7 @@ from gpulab.api.job_report import may_keep, rank_selection
 from gpulab.api.reading import report
 from gpulab.errors import UsageError
 from gpulab.options import check_only_ranks, only_ranks_type
-from gpulab.run import NOT_KEPT, Job
+from gpulab.run import TRACE_DROPPED, Job
 from gpulab.store.folders import Store, trace_path
 from gpulab.store.jobs import job_of
 from tests.cli.test_ranks import TRAINING
@@ -64,7 +64,7 @@ def test_a_dropped_trace_is_said_and_its_steps_stay(tmp_path: Path) -> None:
     before = store.load(folder)
     store.drop_trace(folder, "not kept (--only-ranks 0)")
     after = store.load(folder)
-    assert trace_path(folder) is None and after.timeline is None and after.missing[-1].key == NOT_KEPT
+    assert trace_path(folder) is None and after.timeline is None and after.missing[-1].key == TRACE_DROPPED
     assert after.steps.end_ns.tolist() == before.steps.end_ns.tolist() and after.job == before.job
     (folder / "late.pt.trace.json.gz").write_bytes(b"written meanwhile")
     store.settle_trace(folder)
@@ -72,7 +72,7 @@ def test_a_dropped_trace_is_said_and_its_steps_stay(tmp_path: Path) -> None:
     store.settle_trace(store.find("20250101-000000-000000"))
     assert trace_path(store.find("20250101-000000-000000")) is not None, "another rank's stays"
     (problem,) = job_of(store, "j").problems
-    assert (problem.what, problem.key) == ("rank 1", NOT_KEPT)
+    assert (problem.what, problem.key) == ("rank 1", TRACE_DROPPED)
 
 
 def test_only_the_slowest_of_two_ranks_keeps_its_trace(tmp_path: Path, own_store: Path) -> None:

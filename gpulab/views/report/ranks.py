@@ -14,7 +14,7 @@ from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.formatting import decapitalized, duration, duration_range, percent, picked, plural
-from gpulab.run import NOT_KEPT, Ranks
+from gpulab.run import TRACE_DROPPED, Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present
 from gpulab.views.report.findings import documents, finding_sections
 from gpulab.views.report.report import SCHEMA, report_document
@@ -185,5 +185,5 @@ def _problems(ranks: Ranks) -> Section | None:
     if keys <= {"interrupted_rank", "failed_rank"}:
         result = f"{plain(first.what)}: {plain(first.reason)}"
         return Section.table("Ranks that ended early", TEXTS, cells, wide=True, result=result)
-    title = "Traces that are not kept" if keys == {NOT_KEPT} else "What is wrong with these traces"
+    title = "Traces that are not kept" if keys == {TRACE_DROPPED} else "What is wrong with these traces"
     return Section.table(title, TEXTS, cells, wide=True, result=plain(first.what))
