@@ -396,7 +396,7 @@ class Environment(Struct, frozen=True):
     core_quota: float | None = None  # cores that the control group (container) allows at once; None: no quota
 
 
-class _ByKey(Struct, frozen=True, eq=False):
+class _Compared(Struct, frozen=True, eq=False):
     """Two are equal that have the same `key`."""
 
     @property
@@ -413,7 +413,7 @@ class _ByKey(Struct, frozen=True, eq=False):
         return hash(self.key)
 
 
-class Loader(_ByKey, frozen=True, eq=False):
+class Loader(_Compared, frozen=True, eq=False):
     """The DataLoader that fed the steps."""
 
     dataset: str
@@ -524,7 +524,7 @@ class Excerpt(Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-class Place(_ByKey, frozen=True, eq=False):
+class Place(_Compared, frozen=True, eq=False):
     """A line of the user's code. `file` is "cell" for the profiled cell, else the file's name as Python has it.
 
     Lines of the profiled cell count as the notebook shows it, its `%%gpuprofile` included. Other cells are "cell [3]".
