@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 from gpulab.api.job_report import job_report, keep_only, may_keep
 from gpulab.api.profile import followed, profile
@@ -18,6 +17,7 @@ from gpulab.launch.launcher import end_with_launcher
 from gpulab.launch.own_ranks import is_rank
 from gpulab.options import check_only_ranks, check_without
 from gpulab.run import Run
+from gpulab.store.files import check_target
 from gpulab.store.folders import Store
 from gpulab.store.jobs import await_job
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
@@ -43,8 +43,7 @@ def _recorded(options: argparse.Namespace) -> int:
         check_only_ranks(options.only_ranks, options.ranks)
         if not options.module:
             read(options.script)
-        for path in (options.html, options.json):
-            _require_folder(path)
+        _check_targets(options)
         from gpulab.cli.ranks import launch
 
         return launch(options)
@@ -55,8 +54,7 @@ def _recorded(options: argparse.Namespace) -> int:
     if options.before is not None or options.with_launcher:
         end_with_launcher()
     script = Script(options.script, options.args, options.before, is_module=options.module)
-    for path in (options.html, options.json):
-        _require_folder(path)
+    _check_targets(options)
     is_experiment = options.plan is not None or options.ab
     if (is_experiment or options.set) and not script.prepared():
         return script.status()
@@ -215,8 +213,7 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
         return profiled.report
 
 
-def _require_folder(path: Path | None) -> None:
-    if path is not None and (not path.name or path.is_dir()):
-        raise UsageError(f"{str(path)!r} is a folder: name a file in it.")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
+def _check_targets(options: argparse.Namespace) -> None:
+    """Raises StoreError where a file of the report cannot be written."""
+    for path in filter(None, (options.html, options.json)):
+        check_target(path)

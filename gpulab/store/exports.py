@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Float64, Int64, Run
-from gpulab.store.files import make_folder, reason, require_no_folder, write_whole
+from gpulab.store.files import check_target, make_folder, reason, write_whole
 from gpulab.store.lookup import moment
 
 Cell = str | int | float | bool | None
@@ -36,14 +36,12 @@ _EVENTS_SUFFIX = ".gpulab"  # of event files: marks those that are ours to repla
 
 def check_path(path: Path) -> None:
     """Check that a table can be written, before any work. Raises UsageError and StoreError."""
-    require_no_folder(path)
+    check_target(path)
     *most, last = _FORMATS
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"{str(path)!r} is not a table file: its name must end in {', '.join(most)} or {last}.")
     if path.suffix.lower() == ".parquet" and not installed("pyarrow"):
         raise UsageError("A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need no package.")
-    if not path.absolute().parent.is_dir():
-        raise StoreError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
 
 
 def write_table(path: Path, rows: Sequence[Row], columns: Columns) -> None:

@@ -41,7 +41,7 @@ def replace_whole(path: Path, content: bytes) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that a user named, atomically. Raises StoreError with the reason."""
-    require_no_folder(path)
+    check_target(path)
     unfinished = path.with_name(f".gpulab-{os.urandom(6).hex()}")
     try:
         unfinished.write_bytes(content)
@@ -53,10 +53,12 @@ def write_whole(path: Path, content: bytes) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def require_no_folder(path: Path) -> None:
-    """Raises StoreError where the path of a file is a folder."""
+def check_target(path: Path) -> None:
+    """Raises StoreError where the path of a file is a folder, or its folder does not exist."""
     if not path.name or os.path.isdir(path):
         raise StoreError(f"{str(path)!r} is a folder: name a file in it.")
+    if not os.path.isdir(path.absolute().parent):
+        raise StoreError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
 
 
 def make_folder(path: Path) -> None:
