@@ -1,7 +1,4 @@
-"""Diagnoses as the doors give them: with the user's own thresholds, and with what this machine has learned.
-
-A run in short, from its figures and what was found: for lists of thousands of runs.
-"""
+"""Diagnoses with the user's thresholds and the errors of earlier predictions, and the summary of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from gpulab.thresholds import DEFAULT, Thresholds
 
 
 def thresholds_of(changes: Mapping[str, float] | None = None) -> Thresholds:
-    """The user's thresholds: those of the `[thresholds]` table in gpulab.toml, over them what is `given`.
+    """The user's thresholds: those of the `[thresholds]` table in gpulab.toml, with `changes` applied.
 
     Raises UsageError for a file that cannot be read, a name that is none, and figures that contradict each other.
     """
@@ -36,7 +33,7 @@ def thresholds_of(changes: Mapping[str, float] | None = None) -> Thresholds:
 
 
 def thresholds_or_default() -> tuple[Thresholds, tuple[str, ...]]:
-    """The same for a report, which a broken file must not lose: then the usual ones, and a sentence that says so."""
+    """The thresholds for a report. Where the file is broken, the default ones and a sentence that says so."""
     try:
         return thresholds_of(), ()
     except UsageError as e:
@@ -44,21 +41,21 @@ def thresholds_or_default() -> tuple[Thresholds, tuple[str, ...]]:
 
 
 def learned_here(figures: Facts) -> PriorEvidence:
-    """How far earlier predictions were off on the run's device."""
+    """The errors of earlier predictions on the run's device."""
     return PriorEvidence(errors_here(figures.run))
 
 
 def diagnosis_for_report(figures: Facts, learned: PriorEvidence = NOTHING) -> Diagnosis:
-    """What was found about a run. Never raises for the user's own files."""
+    """The diagnosis of a run. Never raises for the user's own files."""
     thresholds, notes = thresholds_or_default()
     diagnosis = diagnose(figures, thresholds, learned)
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
 class DiagnosedJob(Struct, frozen=True):
-    """The figures of each rank, their comparison, what was found about each by itself, and about the job as a whole.
+    """The figures of each rank, their comparison, the diagnosis of each, and that of the job as a whole.
 
-    Nothing is predicted of a rank: what one of them saves the others may wait for all the same.
+    Nothing is predicted for a single rank: the time that it saves, it may wait for the others.
     """
 
     facts: Mapping[int, Facts]

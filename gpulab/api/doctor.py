@@ -26,7 +26,7 @@ def examine_machine(options: argparse.Namespace) -> Answer:
 
 
 class Examination(Struct, frozen=True):
-    """What the doctor saw, to `display`."""
+    """The results of all checks, to `display`."""
 
     checks: Sequence[Check]
 

@@ -77,7 +77,7 @@ def _period(since: str | datetime | timedelta, day: str) -> tuple[datetime | Non
 
 
 def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
-    """Each store once, and the folders that have none. Raises StoreError where there is no store at all."""
+    """The stores in the folders, and the folders without one. Raises StoreError where there is no store at all."""
     if not folders:
         return [default_root()], []
     roots: dict[Path, None] = {}
@@ -118,7 +118,7 @@ def _offenders(view: FleetView, share: float) -> FleetView:
 
 
 def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[tuple[Path, str, RunSummary | None]]:
-    """The runs of all stores; those whose figures are made anew come last, with a line that says so."""
+    """The runs of all stores; those without a summary come last, with a progress line."""
     missing = []
     for root in filter(Path.is_dir, roots):
         if os.access(root, os.W_OK):
@@ -140,7 +140,7 @@ def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[
 
 
 def _summarized(folder: Path) -> RunSummary:
-    """Made anew, and kept for the next time. Raises StoreError where the run cannot be read."""
+    """Compute the summary of a run and store it for the next time. Raises StoreError where the run cannot be read."""
     figures = facts(read(folder))
     summary = summarize(figures, diagnosis_for_report(figures))
     keep_summary(folder, summary)

@@ -1,7 +1,7 @@
-"""The report of a job's ranks, with a summary of each rank on disk, and `--only-ranks`: which ranks keep their trace.
+"""The report of a distributed job, and `--only-ranks`: which ranks keep their trace.
 
-All ranks are profiled, in the same steps: one that is profiled alone would be the slow one. The report of the job is
-made from all traces; then those of the other ranks are dropped. They keep their steps and curves.
+All ranks are profiled in the same steps: a rank that is profiled alone would be the slow one. The report uses all
+traces; then those of the other ranks are dropped, which keep their steps and curves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpulab.views.report.ranks import RankedReport
 
 
 def job_report(ranks: Ranks, store: Store) -> RankedReport:
-    """The report of a job that is stored; the summary of each rank is put beside it."""
+    """The report of a stored job. It stores the summary of each rank."""
     view = report(ranks)
     for rank, figures in view.facts.items():
         keep_summary(store.root / figures.run.id, summarize(figures, view.each[rank]))
@@ -28,7 +28,7 @@ def job_report(ranks: Ranks, store: Store) -> RankedReport:
 
 
 def last_job_report(name: str) -> RankedReport | None:
-    """The report of the last job whose id begins so; None where no rank was stored."""
+    """The report of the last job whose id begins with `name`; None where no rank is stored."""
     store = Store()
     try:
         jobs = [entry.job for entry in store.list() if entry.job is not None and entry.job.id.startswith(name)]
@@ -38,21 +38,21 @@ def last_job_report(name: str) -> RankedReport | None:
 
 
 def may_keep(only: str | None, job: Job | None) -> bool:
-    """Whether this rank writes its trace file: it is chosen, or may turn out to be the slowest."""
+    """Whether this rank writes its trace file: it is selected, or may turn out to be the slowest."""
     if only is None or job is None or job.world_size is None or SLOWEST in (words := only.split(",")):
         return True
     return str(job.rank) in words or (LAST in words and job.rank == job.world_size - 1)
 
 
 def rank_selection(only: str, world_size: int, slowest: int | None) -> frozenset[int]:
-    """The ranks that are chosen; `slowest` is the one for which the others wait."""
+    """The ranks that `--only-ranks` selects; `slowest` is the one for which the others wait."""
     numbers = {LAST: world_size - 1, SLOWEST: slowest}
     candidates = (numbers[word] if word in numbers else int(word) for word in only.split(","))
     return frozenset(rank for rank in candidates if rank is not None)
 
 
 def keep_only(only: str, view: RankedReport, store: Store) -> None:
-    """Drop the traces of a job's other ranks, and say so; its report has been made from all of them."""
+    """Drop the traces of all other ranks of a job, and say so. Its report must exist already."""
     runs, slowest = view.ranks.runs, _slowest(view)
     keepers = rank_selection(only, view.ranks.world_size or len(runs), slowest)
     words = " ".join(view.headline.sentence.split())

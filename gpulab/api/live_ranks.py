@@ -1,4 +1,4 @@
-"""A job's ranks while they run: what their journals say, as rows of the live view, in a notebook or at a terminal."""
+"""The ranks of a running job, from their journals: rows of the live view in a notebook or at a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_ROWS = 256
 
 
 def running_jobs(root: Path) -> dict[str, str]:
-    """The jobs that go on, the one that began last at the end: the id of each, and its cluster's own."""
+    """The ids of the running jobs, the latest last, each with its id on the cluster."""
     headers = filter(None, map(_header, root.glob(f"{RUNNING_PREFIX}*")))
     ranks = sorted((run.created, run.job.id, run.job.cluster_id) for run in headers if run.job is not None)
     numbers: dict[str, str] = {}
@@ -152,7 +152,7 @@ def watch(options: argparse.Namespace, sleep: Callable[[float], None] = time.sle
 
 
 class _Screen:
-    """A few lines that are renewed in place at a terminal, and written one below the other into a file."""
+    """A few lines that are replaced in place at a terminal, and appended to a file."""
 
     def __init__(self) -> None:
         self.renews = sys.stdout.isatty()

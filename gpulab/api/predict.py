@@ -1,4 +1,4 @@
-"""What a user calls to ask before a knob is turned: predictions of a run, and how well earlier ones held."""
+"""`gpulab.predict` and `gpulab.scoreboard`: predicted speedups of settings, and how accurate earlier ones were."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
 
 
 def scoreboard() -> ScoreboardView:
-    """The predictions that were measured on this machine: per setting how far they were off, and the last ones."""
+    """How accurate predictions were on this machine: the errors per setting, and the latest predictions."""
     return ScoreboardView(Scoreboard().read())
 
 
@@ -68,7 +68,7 @@ def show_scoreboard() -> Answer:
 
 
 def _latest() -> Run:
-    """The last run of a baseline: the speedup of a setting is relative to that, and not to a run with settings.
+    """The last run of a baseline: the speedup of a setting is relative to a run without settings.
 
     Where every run of this process has settings, the last one. Raises UsageError without any run.
     """
@@ -79,7 +79,7 @@ def _latest() -> Run:
 
 
 def _doubt(diagnosis: Diagnosis) -> str:
-    """What makes the run a bad ground for predictions; empty where nothing is known to."""
+    """Why predictions from this run may be wrong; empty where there is no known reason."""
     shared = diagnosis.of("cpu_shared")
     if shared is None:
         return ""
@@ -92,7 +92,7 @@ def _text(name: str, value: object) -> str:
     return setting_text(KNOBS[name].parse(value))
 
 
-SHOWN = 10
+MOST_ROWS = 10
 WIDEST = 40
 EMPTY = (
     "No prediction has been compared with a measurement yet. Compare a setting, for example with "
@@ -109,7 +109,7 @@ _NUMBERS = ("predictions", "median error", "off by")
 
 
 class ScoreboardView(Struct, frozen=True):
-    """To display: per setting and device how well predictions held on this machine, and the last ones one by one."""
+    """To display: the accuracy of predictions per setting and device, and the latest ones one by one."""
 
     board: Board
 
@@ -120,7 +120,7 @@ class ScoreboardView(Struct, frozen=True):
 
     @property
     def listing(self) -> Listing:
-        """Its tables, and what is to be known about them."""
+        """The tables, and remarks about them."""
         board = self.board
         remarks = (
             [f"Left out: {plural(board.undecided, 'comparison')} that stayed undecided."] if board.undecided else []
@@ -137,7 +137,7 @@ class ScoreboardView(Struct, frozen=True):
             (*_knob(knob, records), *([cut(plain(device), WIDEST)] if several else []))
             for (knob, device), records in sorted(groups.items())
         ]
-        last = [_one(record) for record in reversed(board.records[-SHOWN:])]
+        last = [_one(record) for record in reversed(board.records[-MOST_ROWS:])]
         titles = (*_KNOBS, _DEVICE) if several else _KNOBS
         return Listing(((titles, knobs), (_LAST, last)), (HOW, *remarks), _NUMBERS)
 

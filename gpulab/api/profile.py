@@ -1,4 +1,4 @@
-"""What a user calls to profile a block of code, and to get its run and its report."""
+"""`gpulab.profile`: profiles a block of code, stores its run and shows its report."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class profile:
             self._capture.close()
 
     def _keep_terminated(self, run: Run, write_trace: WriteTrace | None) -> None:
-        """The process is asked to end, and this is in the middle of the user's code: it may be the last thing done."""
+        """Store and show the run in the middle of the user's code, because the process is asked to end."""
         try:
             self._take(run, write_trace)
             self._when_terminated()
@@ -186,7 +186,7 @@ class profile:
             sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
 
     def _take(self, run: Run, write_trace: WriteTrace | None) -> None:
-        """Store the run, show it, and put the trace beside it."""
+        """Store the run, show it, and add the trace."""
         self._run = run
         if self._execution is not None:
             self._run = replace(self._run, changes=self._execution.changes(self._run))
@@ -202,7 +202,7 @@ class profile:
         return self._capture.started_processes if self._capture is not None else 0
 
     def _add_trace(self, path: Path, write_trace: WriteTrace) -> None:
-        """The profiler's trace, which takes longer than all the rest, comes when the report is on the screen."""
+        """Add the profiler's trace, after the report: writing it takes longer than all the rest."""
         try:
             run = Store().add_trace(path, self.run, write_trace)
         except StoreError as e:
@@ -241,7 +241,7 @@ class profile:
 
 
 def _unfollowed(run: Run, started: int) -> tuple[Missing, ...]:
-    """The processes that code without a step of its own has started itself, which cannot be followed."""
+    """A note on processes that code without a step of its own has started, which cannot be followed."""
     if not started or not has_no_step(run):
         return ()
     own = own_ranks(run.code)
@@ -263,7 +263,7 @@ def _nothing_to_report(run: Run, *, saved: bool) -> str:
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot work. Raises UsageError naming the option."""
+    """Raises UsageError for settings that cannot work, naming the option."""
     for option, value, least in (
         ("steps", settings.steps, 1),
         ("warmup", settings.warmup, 0),
@@ -286,7 +286,7 @@ def _in_words(error: BaseException) -> str:
 
 @contextmanager
 def followed(settings: Settings, *, silent: bool) -> Iterator[str]:
-    """Inside, ranks are recorded with these settings; their job's id begins with what is given. `silent`: no report."""
+    """Inside, ranks are recorded with these settings. Yields the beginning of their job's id. `silent`: no report."""
     words = {name: getattr(settings, name) for name in ("name", "steps", "warmup", "trace_steps", "device", "whole")}
     words |= {"no_trace": not settings.trace, "no_save": not settings.save, "no_live": True, "silent": silent}
     name = f"{platform.node()}-{new_id()}"

@@ -1,6 +1,6 @@
-"""What a user calls to look at what was measured: report, diagnose and compare runs, stored ones and traces.
+"""`gpulab.report`, `diagnose`, `compare` and `load`: they read runs, stored ones and traces.
 
-Nothing here makes a run, so none of what captures or turns knobs is imported for it.
+Nothing here makes a run, so neither capture nor knobs are imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpulab.tuning.record import Speed
     from gpulab.views.comparison import Compared
 
-speeds: dict[str, Speed] = {}  # by run: how its blocks, interleaved with the baseline's, compare with these
+speeds: dict[str, Speed] = {}  # by run id: its speed against the interleaved blocks of the baseline
 
 
 @overload
@@ -97,7 +97,7 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
 
 
 def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:
-    """A run does not differ from itself, the first one. Raises UsageError."""
+    """Raises UsageError where the first run is compared with itself."""
     stored = [run for run in opened if isinstance(run, Run)]
     first = next(iter(stored), None)
     if first is not None and any(first is run or (first.origin is None and first.id == run.id) for run in stored[1:]):
@@ -131,7 +131,7 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
 
 
 def _is_stored(key: str, store: Store | None) -> bool:
-    """Whether a run is meant: a script or a folder of traces may have the name of one, a name may look like a path."""
+    """Whether the key names a stored run, whatever file or folder has the same name."""
     try:
         (store or runs.store).find(key)
     except StoreError:

@@ -27,7 +27,7 @@ from gpulab.views.view import Listing
 from gpulab.views.wording import cut, plain, rank_words, shortened
 
 MOST_IN_MEMORY = 20
-SHOWN = 20  # in a list, unless all are asked for
+MOST_ROWS = 20  # in a list, unless all are asked for
 TITLES = ("", "name", "id", "started", "step", "steps", "took", "device", "outcome")
 _NUMBERS = ("", "step", "steps", "took")
 _WIDEST_NAME = 32
@@ -327,7 +327,7 @@ class Runs(Sequence[Run]):
 
     # -- showing -------------------------------------------------------------------------------------------------
 
-    def listing(self, count: int | None = SHOWN) -> Listing:
+    def listing(self, count: int | None = MOST_ROWS) -> Listing:
         """The newest `count` runs (None: all) as a table, and every folder that cannot be read with its reason."""
         rows = self.rows(count)
         cells = [_cells(row, row.run) for row in rows if row.run is not None]

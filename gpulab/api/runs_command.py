@@ -9,7 +9,7 @@ import argparse
 import difflib
 from collections.abc import Sequence
 
-from gpulab.api.runs import SHOWN, Runs, runs
+from gpulab.api.runs import MOST_ROWS, Runs, runs
 from gpulab.errors import UsageError
 from gpulab.formatting import plural, size
 from gpulab.store.folders import Store
@@ -28,7 +28,7 @@ def list_runs(options: argparse.Namespace) -> Answer:
         if near:
             words = cut(" ".join(options.words), 100)
             raise UsageError(f"No run has the words {words!r}. Did you mean `{options.prog} {near[0]}`?")
-    return Answer(selection.listing(None if options.all else SHOWN))
+    return Answer(selection.listing(None if options.all else MOST_ROWS))
 
 
 def name_run(options: argparse.Namespace) -> Answer:

@@ -58,7 +58,7 @@ class LiveBoard(Struct):
         self.repeater = Repeater("board", renew, RENEWED_S)
 
     def stop(self) -> None:
-        """What was shown last stays."""
+        """Stop refreshing; the last state stays on display."""
         if self.repeater is not None:
             self.repeater.stop()
 
@@ -67,7 +67,7 @@ _boards: list[LiveBoard] = []
 
 
 def stop_boards() -> None:
-    """No board is read any longer."""
+    """Stop refreshing all boards."""
     while _boards:
         _boards.pop().stop()
 

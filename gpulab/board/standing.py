@@ -1,4 +1,4 @@
-"""What a class has done so far, computed from the learners' lines. Pure."""
+"""The progress of a class, computed from the learners' lines. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpulab.lessons.catalogue import LESSONS, Entry
 from gpulab.lessons.progress import Line
 
 STUCK_AFTER = timedelta(minutes=10)
-LONGEST_GONE = timedelta(hours=3)  # who did nothing for so long is not stuck but gone
+LONGEST_GONE = timedelta(hours=3)  # inactive for longer: not stuck but gone
 MOST_LEARNERS = 500
 
 State = Literal["right", "undecided", "wrong", "unanswered", "none"]
@@ -24,7 +24,7 @@ _BY_NAME = {entry.name: entry for entry in LESSONS}
 
 
 class LearnerStanding(Struct):
-    """One learner. `states` by lesson and exercise: the latest, but what was right once stays right."""
+    """One learner. `states`: the latest by lesson and exercise, but a solved exercise stays solved."""
 
     key: str  # of the file: two learners of one name stay apart
     name: str

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(text: str) -> None:
-    """To the terminal, also to one that has no "µ"."""
+    """Write to the terminal, also to one without "µ"."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(text)
@@ -51,14 +51,14 @@ def _write(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """One line about what cannot be done."""
+    """Print one line about a failure to standard error."""
     from gpulab.views.wording import plain  # with the record and NumPy: only where something went wrong
 
     print(f"gpulab: {plain(text)}", file=sys.stderr)
 
 
 def show_recorded(result: Report | RankedReport | Compared, options: argparse.Namespace, terminal: TextIO) -> int:
-    """Print what `gpulab record` measured and write the files that were asked for. Returns the exit status."""
+    """Print the result of `gpulab record` and write the requested files. Returns the exit status."""
     from gpulab.store.files import write_whole
     from gpulab.views.view import as_json
 

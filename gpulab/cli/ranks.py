@@ -1,4 +1,4 @@
-"""`gpulab record --ranks N`: a script in N processes of PyTorch's own launcher, each a rank that is recorded."""
+"""`gpulab record --ranks N`: runs a script as N ranks under PyTorch's launcher and records each."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _OF_A_REPORT = ("html", "json", "all")
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Do `gpulab record --ranks N`, and show one report of what the ranks have stored, however they ended.
+    """Do `gpulab record --ranks N`, and show one report of the stored ranks, however they ended.
 
-    Returns the launcher's exit status: 0 where every rank ended with 0; where it was asked to end, that signal's.
+    Returns the exit status of the launcher: 0 where every rank ended with 0; after a signal that of the signal.
     """
     if short := shortage(options.ranks):
         sys.stderr.write(f"gpulab: {short}\n")
@@ -59,7 +59,7 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _of_each(options: argparse.Namespace) -> Sequence[str]:
-    """The command of each rank: the same options, without the number of ranks. What is stored is shown at the end."""
+    """The command of each rank: the same options without the number of ranks. A stored run is shown at the end."""
     names = (*_OPTIONS, *_SWITCHES, *(_OF_A_REPORT if options.no_save else ()))
     values = {name: getattr(options, name) for name in names}
     own = {"with_launcher": True, "silent": not options.no_save}
@@ -68,11 +68,11 @@ def _of_each(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
-    """The report of all ranks, and below it which of them failed. Returns 0, or the status of a file not written."""
+    """Show the report of all ranks and which of them failed. Returns 0, or the status of a file not written."""
     store = Store()
     try:
         ranks = await_job(store, job_id, options.ranks, STORED_S)
-    except StoreError:  # what a rank has said of it stands above
+    except StoreError:  # the ranks have printed why
         complain("no rank recorded a run.")
         return 0
     view = job_report(ranks, store)
@@ -85,7 +85,7 @@ def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
 
 
 def _text(script: str) -> str:
-    """Empty where it cannot be read, which each rank says."""
+    """The text of the script; empty where it cannot be read, which each rank reports."""
     try:
         return importlib.util.decode_source(Path(script).read_bytes())
     except (OSError, SyntaxError, UnicodeDecodeError):
@@ -93,7 +93,7 @@ def _text(script: str) -> str:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the launcher, which is told of SIGTERM; of Ctrl-C the terminal tells it by itself. Returns a status."""
+    """Wait for the launcher and forward SIGTERM; Ctrl-C reaches it from the terminal. Returns a status."""
     signals: list[int] = []
 
     def tell(number: int, frame: FrameType | None) -> None:
@@ -113,5 +113,5 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def _status(code: int) -> int:
-    """As a shell has it: 128 and the signal."""
+    """The status in a shell: 128 plus the signal."""
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""`gpulab record`: a Python script or module, run as `python` would run it, and profiled."""
+"""`gpulab record`: runs a Python script or module as `python` would, and profiles it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
 
         execution = execution_with(options.set, script.code())
     terminal = sys.stderr  # the script may redirect it
-    statuses: list[int] = []  # the status of the report: in the middle of the script where that is asked to end
+    statuses: list[int] = []  # of the report; at once where the script is terminated
     profiled = profile(
         options.name,
         steps=options.steps,
@@ -118,7 +118,7 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
 
 
 def _starting(options: argparse.Namespace) -> AbstractContextManager[object]:
-    """PyTorch is imported inside, which may take long; of several ranks one says so."""
+    """A progress line while PyTorch is imported; of several ranks only the first shows it."""
     if options.silent or options.no_live or os.environ.get("RANK", "0") != "0":
         return nullcontext()
     what = f"importing PyTorch, then running {os.path.basename(options.script)}"
@@ -126,7 +126,7 @@ def _starting(options: argparse.Namespace) -> AbstractContextManager[object]:
 
 
 def _check_comparison(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that do not go together, with what does."""
+    """Raises UsageError for options that cannot be combined."""
     for name in ("pairs", "budget"):
         if getattr(options, name) is not None and not options.ab:
             raise UsageError(f"--{name} needs a comparison: add --ab NAME=VALUE.")
@@ -141,7 +141,7 @@ def _check_comparison(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace, script: Script) -> int:
-    """`--ab`: the baseline and changed, in turn in this process; or this rank's part of an experiment."""
+    """`--ab`: the baseline and the changed script in turn in this process; or this rank's part of an experiment."""
     if options.plan is not None:
         from gpulab.api.ranked_experiment import run_experiment
 
@@ -183,7 +183,7 @@ def _compare(options: argparse.Namespace, script: Script) -> int:
 
 
 def _has_own_ranks(run: Run) -> bool:
-    """Whether ranks were stored since the run began, which is not one of them."""
+    """Whether ranks were stored since this run began, which is no rank itself."""
     try:
         entries = Store().list()
     except StoreError:
@@ -192,12 +192,12 @@ def _has_own_ranks(run: Run) -> bool:
 
 
 def _is_other_rank(run: Run) -> bool:
-    """Whether the first rank speaks for it."""
+    """Whether this is a rank but not the first, which reports for all."""
     return run.job is not None and (run.job.world_size or 1) > 1 and run.job.rank > 0
 
 
 def _report_of(profiled: profile) -> Report | RankedReport | None:
-    """What is to be shown at the end: of a job's ranks the first one speaks, for all of them."""
+    """The report to show at the end: the first rank of a job shows that of all ranks, the others show none."""
     job = profiled.run.job
     if job is None and has_no_step(profiled.run) and _has_own_ranks(profiled.run):
         sys.stderr.write("gpulab: the ranks that the script started are recorded; see gpulab report latest\n")

@@ -28,8 +28,8 @@ INTERRUPTED_STATUS = 130
 class Script:
     """A Python file, run as `python file` would run it, or a module, as `python -m module` would.
 
-    Nothing is put back afterwards: the script's threads and exit handlers still need their `__main__`. `raised` is
-    what the script has raised, a clean `sys.exit` aside.
+    Nothing is restored afterwards: the script's threads and exit handlers still need their `__main__`. `raised` is
+    the exception of the script, but for a clean `sys.exit`.
     """
 
     def __init__(self, path: str, args: Sequence[str], before: Path | None = None, *, is_module: bool = False) -> None:
@@ -45,7 +45,7 @@ class Script:
 
     @property
     def text(self) -> str:
-        """The script's text; empty where its encoding is wrong, which running it will say."""
+        """The script's text; empty where its encoding is wrong: running it raises."""
         try:
             return importlib.util.decode_source(self._source)
         except (SyntaxError, UnicodeDecodeError):
@@ -53,11 +53,11 @@ class Script:
 
     @property
     def _file(self) -> str:
-        """By which its lines are known: a cell's files lie in a folder that only gpulab knows."""
+        """The file name of its lines: that of a cell without its folder, which is temporary."""
         return os.path.abspath(self._path) if self._before is None else os.path.basename(self._path)
 
     def code(self) -> Code:
-        """What can run again; it is prepared. Raises UsageError where it does not parse."""
+        """The script as code that can run again. Raises UsageError where it does not parse."""
         from gpulab.api.ranked_experiment import file_code
 
         source: Literal["cell", "script"] = "script" if self._before is None else "cell"
@@ -67,7 +67,7 @@ class Script:
             raise UsageError(f"The script does not parse: {e}.") from None
 
     def prepared(self) -> bool:
-        """Become its process: what stands before it runs now. False where that has raised."""
+        """Make this process that of the script, and run `before`. False where that has raised."""
         if self._is_prepared:
             return True
         self._is_prepared = True
@@ -94,7 +94,7 @@ class Script:
         return self.raised is None
 
     def run(self, execution: Execution | None = None) -> None:
-        """Run it to its end, with the settings of an execution. What it raises is kept in `raised` and raised on."""
+        """Run the script, with the settings of an execution. Its exception is stored in `raised` and passes."""
         if execution is None:
             self._keep(lambda: self._execute(self._source, self._file))
         else:

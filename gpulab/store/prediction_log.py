@@ -56,7 +56,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         return self.measured / self.predicted
 
     @property
-    def decided(self) -> bool:
+    def conclusive(self) -> bool:
         """Whether the measurement is decided: an undecided one says nothing about the prediction."""
         return is_decided(verdict(self.measured, self.measured_interval, None, TOO_FEW))
 
@@ -127,8 +127,8 @@ class Scoreboard:
                 break
         records = [_record(line) for line in lines if line.strip()]
         sound = [record for record in records if record is not None]
-        decided = sorted((record for record in sound if record.decided), key=lambda record: record.when)
-        return Board(tuple(decided), len(sound) - len(decided), len(records) - len(sound), problem)
+        conclusive = sorted((record for record in sound if record.conclusive), key=lambda record: record.when)
+        return Board(tuple(conclusive), len(sound) - len(conclusive), len(records) - len(sound), problem)
 
     def _put_aside(self, path: Path) -> None:
         """Rename a full file. Another process that still writes into it loses nothing: its new name is read as well."""

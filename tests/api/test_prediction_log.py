@@ -81,9 +81,9 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, given
         board.append([record])
     found = board.read()
     assert found.damaged == 0 and not found.problem
-    assert sorted(map(repr, found.records)) == sorted(map(repr, (r for r in given_records if r.decided)))
-    assert found.undecided == sum(not r.decided for r in given_records)
-    assert [r.when for r in found.records] == sorted(r.when for r in given_records if r.decided)
+    assert sorted(map(repr, found.records)) == sorted(map(repr, (r for r in given_records if r.conclusive)))
+    assert found.undecided == sum(not r.conclusive for r in given_records)
+    assert [r.when for r in found.records] == sorted(r.when for r in given_records if r.conclusive)
 
 
 def _write(folder: str, who: int, count: int) -> None:
