@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import step_change
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
+from gpulab.api.runs import Runs, read_entry
 from gpulab.api.runs import runs as runs
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import StoreError, TraceError, UsageError
@@ -112,31 +113,26 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
     process's runs come first. Raises StoreError or TraceError where there is none.
     """
     path, key = Path(what), str(what)
-    if path.name != DOCUMENT and (path.is_file() or path.is_dir()) and not _is_stored(key, store):
-        return load(path)
-    if os.sep in key and not path.exists() and not _is_stored(key, store):
-        raise TraceError(f"There is no file or folder {key!r}: check the path.")
-    here = store or runs.store
+    here = runs if store is None else Runs(store)
     try:
-        run = runs[key] if store is None else store.load(key)
+        entry = here.find(key)
     except StoreError as no_run:
+        if path.name != DOCUMENT and (path.is_file() or path.is_dir()):
+            return load(path)
+        if os.sep in key and not path.exists():
+            raise TraceError(f"There is no file or folder {key!r}: check the path.") from None
         try:
-            return job_of(here, key)
+            return job_of(here.store, key)
         except SeveralJobs:
             raise
         except StoreError:
             raise no_run from None
-    by_itself = run.job is None or (run.job.world_size or 1) < 2 or run.id.startswith(key) or path.is_dir()
-    return run if by_itself or run.job is None else job_of(here, run.job.id)
-
-
-def _is_stored(key: str, store: Store | None) -> bool:
-    """Whether the key names a stored run, whatever file or folder has the same name."""
-    try:
-        (store or runs.store).find(key)
-    except StoreError:
-        return False
-    return True
+    job = entry.job
+    if job is None or entry.id.startswith(key) or path.is_dir():
+        return read_entry(entry)
+    if (job.world_size or 1) < 2 and key != job.id:
+        return read_entry(entry)
+    return job_of(here.store, job.id)
 
 
 def load(path: str | Path) -> Run | Ranks:

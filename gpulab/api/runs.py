@@ -130,12 +130,12 @@ class Runs(Sequence[Run]):
         Raises IndexError beyond the ends, StoreError for an unknown name or a run that cannot be read.
         """
         if isinstance(key, str):
-            return _load(self._find(key))
+            return read_entry(self.find(key))
         entries = self._entries()
         if isinstance(key, slice):
-            return [_load(entry) for entry in entries[key]]
+            return [read_entry(entry) for entry in entries[key]]
         try:
-            return _load(entries[key])
+            return read_entry(entries[key])
         except IndexError:
             raise IndexError(f"there is no run {key}: {len(entries)} here") from None
 
@@ -243,7 +243,7 @@ class Runs(Sequence[Run]):
         skipped: list[str] = []
         for entry in entries.values():
             try:
-                run = _load(entry)
+                run = read_entry(entry)
             except StoreError as e:
                 skipped.append(f"{entry.id}: {e}")
             else:
@@ -287,7 +287,8 @@ class Runs(Sequence[Run]):
             self._own[run_id] = own
         return own
 
-    def _find(self, key: str) -> Entry:
+    def find(self, key: str) -> Entry:
+        """The run that a key means, see `runs[key]`. Raises StoreError where there is none."""
         entries = self._entries()
         folder = run_folder(key)
         if folder is not None:
@@ -302,7 +303,7 @@ class Runs(Sequence[Run]):
     def _only(self, key: str | Run) -> Entry:
         """The run that a key means, and no other could be meant. Raises StoreError."""
         word = key.id if isinstance(key, Run) else key
-        match = self._find(word)
+        match = self.find(word)
         same = [group[0].id for group in _grouped([entry for entry in self._entries() if entry.name == word])]
         if len(same) > 1 and match.name == word and match.id != word:
             raise StoreError(f"{len(same)} runs are named {brief(word)!r}: {', '.join(same[-4:])}. Use an id.")
@@ -363,7 +364,8 @@ def _deletion(entry: Entry) -> Deletion:
     return Deletion(entry.id, entry.name, size_bytes(entry.path) if entry.path is not None else 0, entry.path)
 
 
-def _load(entry: Entry, *, timeline: bool = True) -> Run:
+def read_entry(entry: Entry, *, timeline: bool = True) -> Run:
+    """The run of an entry. Raises StoreError where it cannot be read."""
     if entry.run is not None:
         return entry.run
     assert entry.path is not None, "a run is in memory or on disk"
@@ -382,7 +384,7 @@ def _fits(entry: Entry, condition: Filter) -> bool:
 def _outlined(entry: Entry) -> Entry:
     """With its run, of which the timeline may be left out, or with the problem that it has."""
     try:
-        return replace(entry, run=_load(entry, timeline=False), problem=None)
+        return replace(entry, run=read_entry(entry, timeline=False), problem=None)
     except StoreError as e:
         return replace(entry, problem=str(e))
 
