@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpulab.user_code import PACKAGE_FOLDER
+
+if TYPE_CHECKING:
+    import subprocess
 
 VARIABLE = "GPULAB_PROCESS"
 _CALL = """
@@ -50,6 +53,8 @@ def _is_by_psutil(pid: int) -> bool:
 
 def run_python(call: str, *arguments: object, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
     """Call "module:function" in a Python process of its own; what that wrote. Raises subprocess.TimeoutExpired."""
+    import subprocess
+
     return subprocess.run(
         _command(call, arguments),
         stdin=subprocess.DEVNULL,
@@ -72,15 +77,17 @@ def _command(call: str, arguments: Sequence[object]) -> list[str]:
 
 
 def start_child(
-    call: str, *arguments: object, stderr: int = subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+    call: str, *arguments: object, stderr: int | None = None, pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start a child that runs `call` and talks by pipes. Raises OSError, ValueError and SubprocessError."""
+    import subprocess
+
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
     return subprocess.Popen(
         _command(call, arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.DEVNULL if stderr is None else stderr,
         env=marked(environment),
         pass_fds=pass_fds,
         start_new_session=True,  # an interrupt goes to the notebook's whole process group; the child must outlive it
