@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpulab.api.climb import climb, climbs
-    from gpulab.api.experiment import experiment, experiments
+    from gpulab.api.experiment import experiment, experiments, headspace, headspaces
     from gpulab.api.fleet import fleet
-    from gpulab.api.headspace import headspace, headspaces
     from gpulab.api.predict import predict, scoreboard
     from gpulab.api.profile import profile
     from gpulab.api.reading import compare, diagnose, load, report, runs

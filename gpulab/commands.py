@@ -359,7 +359,7 @@ end gpulab prints the edit that makes them permanent.
     Command(
         "headspace",
         "measure the speedup of the last profiled cell with a perfect DataLoader",
-        "gpulab.api.headspace:headspace_last",
+        "gpulab.api.experiment:headspace_last",
         (
             _seconds(
                 f"total time (default: {DEFAULT_BUDGET_S + FURTHER_BUDGET_S:g}); at its end the result so far stands"

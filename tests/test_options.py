@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import gpulab
 from gpulab import cli, magics
-from gpulab.api import climb, headspace
+from gpulab.api import climb, experiment
 from gpulab.demo import __main__ as demo
 from gpulab.errors import UsageError
 from gpulab.options import check_seconds, check_whole_number, seconds_type, whole_number_type, without_comment
@@ -63,7 +63,7 @@ def of_the_magic() -> None:
         lambda: gpulab.profile(steps=0),
         lambda: climb.climb(nothing, steps=0),
         lambda: answered("climb --steps 0"),
-        lambda: headspace.headspace(nothing, steps=0),
+        lambda: experiment.headspace(nothing, steps=0),
         lambda: answered("headspace --steps 0"),
         lambda: gpulab.experiment(nothing, {"workers": 2}, steps=0),
         of_the_magic,

@@ -1,7 +1,8 @@
-"""What a user calls to turn a knob: run the same code with and without it, and get both sides compared."""
+"""What a user calls to compare settings of the same code, or to measure what a perfect DataLoader would bring."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,26 +12,31 @@ from typing import Any, Literal
 from gpulab.api.runs import Runs
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
+from gpulab.options import check_seconds, check_whole_number
 from gpulab.run import Run
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
+from gpulab.tuning.headspace import Differential
 from gpulab.tuning.plan import Arm, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment, Speed
 from gpulab.tuning.resolve import check, observation_of
 from gpulab.tuning.runner import Runner
 from gpulab.views.comparison import Compared, Comparing
-from gpulab.views.progress import Progressing
+from gpulab.views.headspace import HeadspaceReport
+from gpulab.views.progress import Progressing, Stoppable
 from gpulab.views.view import View
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
+HEADSPACE_HINT = "End the test at the next step; what was measured so far is shown"
 NO_CELL = (
     "No cell was profiled in this kernel yet: put %%gpuprofile above a training cell and run it once. "
     "Earlier runs are kept: %gpulab runs."
 )
 
 experiments: list[Compared] = []
+headspaces: list[HeadspaceReport] = []
 _text_since: dict[str, str] = {}  # by the last run of the cell: its text since an edit was applied
 
 
@@ -213,3 +219,39 @@ def remember_full_runs(full_runs: Sequence[FullRun]) -> None:
     store: Runs = runs
     for full_run in full_runs:
         store.add(full_run.run, full_run.path)
+
+
+def headspace(
+    code: Callable[[], object] | str | Code | None = None,
+    *,
+    namespace: dict[str, Any] | None = None,
+    budget_s: float | None = None,
+    steps: int | None = None,
+    pairs: int | None = None,
+    show: bool = True,
+) -> HeadspaceReport:
+    """The speedup that a perfect DataLoader would give a cell, and what its data costs each step.
+
+    `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
+    the cell that was profiled last. `steps` counted steps make a block, `pairs` of blocks are compared, within
+    `budget_s` seconds in all. Raises UsageError where the cell takes no data from a DataLoader; what the baseline
+    raises passes.
+    """
+    if budget_s is not None:
+        check_seconds("--budget", budget_s)
+    check_whole_number("--steps", steps, 1)
+    check_whole_number("--pairs", pairs, 1)
+    cell = code_of(code, namespace)
+    test = Differential(cell, budget_s=budget_s, steps=steps, pairs=pairs, step_s=last_step_s(cell))
+    with Stoppable(test.stop, HEADSPACE_HINT, show=show) as progress:
+        test.tell, test.tick = progress.tell, progress.tick
+        result = test.headspace()
+    report = HeadspaceReport(result)
+    headspaces.append(report)
+    finish(progress, report, test.error, measured=result.ceiling is not None, show=show)
+    return report
+
+
+def headspace_last(options: argparse.Namespace) -> None:
+    """Do `%gpulab headspace`. Raises UsageError in one line, and what the cell raises."""
+    headspace(budget_s=options.budget, steps=options.steps, pairs=options.pairs)

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gpulab.api.headspace import headspaces
+from gpulab.api.experiment import headspaces
 from gpulab.errors import GpulabError, UsageError
 from gpulab.formatting import duration, plural, size
 from gpulab.lessons.check import (

@@ -1,9 +1,10 @@
-"""The state of each arm while an experiment runs, and which arms run on in the next turn."""
+"""Each arm while an experiment runs: its state and its prediction, and which arms run on in the next turn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
@@ -11,20 +12,31 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.steps import loaded_ahead
+from gpulab.capture.gpu import count_anew, gpu_peak_bytes
 from gpulab.capture.windows import TRACED
-from gpulab.formatting import plural, size
-from gpulab.knobs.loader_options import with_settings
+from gpulab.errors import StoreError
+from gpulab.formatting import plural, settings_words, size
+from gpulab.knobs.loader_options import BATCH_SIZE, with_settings
 from gpulab.options import QUICK_TRACED, is_quick
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.predict import knob_names, predict, refusal
+from gpulab.prediction.prediction import Prediction, PriorEvidence
 from gpulab.run import Loader, Run
+from gpulab.store import prediction_log
+from gpulab.store.prediction_log import Record, Scoreboard
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import carries_verdict, pair_ratios
 from gpulab.tuning.compare.verdicts import unit_of, with_sample_counts, with_times
 from gpulab.tuning.execute import Execution, FullRun, out_of_memory
 from gpulab.tuning.plan import SCREENED, SCREENING_TURNS, Arm
-from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Side
+from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
+from gpulab.tuning.resolve import ResolvedArm, Setting
+from gpulab.verdict import is_decided
 
 MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
+BATCH = BATCH_SIZE.name
+ROUNDS = 2  # runs of each size
+LEAST_STEPS = 3  # of a run that tells a size's step
+_BATCH_NAME = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs)$", re.IGNORECASE)
 UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads shows in its first run
 
 
@@ -127,3 +139,102 @@ def carry_verdicts(arms: Sequence[ArmState]) -> bool:
     """Whether the blocks so far decide each arm against the first; of several arms also their ranking."""
     a, *sides = (arm.side for arm in arms)
     return all(carries_verdict(a, b, precise=len(sides) > 1) for b in sides)
+
+
+class ArmPredictions(Struct):
+    """Predictions of one experiment. `errors`: as `PriorEvidence.errors`, of this machine's device."""
+
+    facts: Facts
+    errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    sizes: dict[int, tuple[float, int | None]] = field(default_factory=dict)
+
+    def of(self, arm: ResolvedArm, settings: Mapping[str, str], base: Mapping[str, str]) -> Prediction:
+        """The prediction for these settings against the base. A variable named like a batch size counts as one."""
+        changed = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
+        strange = [d.name for d in changed.values() if d.knob is None and not names_batch(d)]
+        if strange:
+            return refusal(settings, f"the effect of another {strange[0]} is not predictable")
+        new = {BATCH if names_batch(d) else d.name: d.text for d in changed.values()}
+        before = {
+            BATCH if names_batch(d) else d.name: str(d.current) for d in changed.values() if d.current is not None
+        }
+        prediction = predict(self.facts, new, PriorEvidence(self.errors, self.sizes, before))
+        return replace(prediction, settings=dict(settings))
+
+    def measure_sizes(self, arms: Iterable[ResolvedArm], run_size: Callable[[Setting, int], Block | None]) -> None:
+        """Run short blocks at the present and two other batch sizes, where an arm changes the batch size."""
+        batches = [d for arm in arms for d in arm.names if names_batch(d) and not d.refusal and not d.is_current]
+        targets = [d.value for d in batches if isinstance(d.value, int) and d.value > 0]
+        if not targets or self.sizes:
+            return
+        first = batches[0]
+        before = first.current
+        if isinstance(before, bool) or not isinstance(before, int) or before < 1:
+            return
+        times: dict[int, list[float]] = {}
+        for batch in ROUNDS * sizes_to_run(before, targets):
+            count_anew()
+            block = run_size(first, batch)
+            if block is None:
+                return
+            if block.step_count < LEAST_STEPS:
+                continue
+            times.setdefault(batch, []).append(block.time_ns / 1e3 / block.step_count)
+            self.sizes[batch] = float(np.mean(times[batch])), gpu_peak_bytes(self.facts.run.device) or None
+        peak_bytes = self.facts.run.memory.peak_allocated_bytes
+        if before in self.sizes and peak_bytes:
+            self.sizes[before] = self.sizes[before][0], peak_bytes
+
+
+def names_batch(setting: Setting) -> bool:
+    """Whether it is the batch size, as a knob or as a variable of the cell."""
+    return setting.name == BATCH or (setting.knob is None and _BATCH_NAME.search(setting.name) is not None)
+
+
+def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
+    """The present batch size and two others; sizes that are to be predicted are left out."""
+    furthest = max(targets, key=lambda size: abs(np.log(size / before)))
+    between = round(float(np.sqrt(before * furthest)))
+    other = max(1, before // 2) if furthest > before else round(float(np.sqrt(before * between)))
+    return sorted({other, before, between} - set(targets))
+
+
+def log_predictions(experiment: Experiment) -> str:
+    """Add predictions with their measurements to the scoreboard. Returns the reason of a failure, or an empty text."""
+    records = [r for r in (_record(c) for c in experiment.comparisons) if r is not None]
+    try:
+        Scoreboard().append(records)
+    except (StoreError, ValueError) as e:
+        return str(e)
+    return ""
+
+
+def _record(comparison: Comparison) -> Record | None:
+    """None unless interleaved blocks decided the comparison and the settings took effect."""
+    prediction, facts = comparison.b.prediction, comparison.a.facts
+    if prediction is None or prediction.ratio is None or prediction.interval is None or facts is None:
+        return None
+    if comparison.evidence != "interleaved" or comparison.ratio is None or comparison.interval is None:
+        return None
+    if (
+        not is_decided(comparison.verdict)
+        or comparison.b.failure
+        or any(c.state == "no effect" for c in comparison.b.checks)
+    ):
+        return None
+    changed = {n: v for n, v in comparison.b.settings.items() if comparison.a.settings.get(n) != v}
+    names = {BATCH if _BATCH_NAME.search(n) else n: v for n, v in changed.items()}
+    if BATCH in names and comparison.unit != "sample":
+        return None
+    return Record(
+        when=prediction_log.now(),
+        knob=knob_names(names),
+        value=settings_words(changed),
+        predicted=prediction.ratio,
+        predicted_interval=prediction.interval,
+        measured=comparison.ratio,
+        measured_interval=comparison.interval,
+        device=facts.run.device.name,
+        cell=prediction_log.digest(facts.run.code),
+        only_sign=prediction.only_sign,
+    )

@@ -25,7 +25,15 @@ from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import plan as schedule
 from gpulab.tuning.agreement import Agreement, error_of_all
-from gpulab.tuning.arms import ArmState, carry_verdicts, failure_of, faster_half, no_effect
+from gpulab.tuning.arms import (
+    ArmPredictions,
+    ArmState,
+    carry_verdicts,
+    failure_of,
+    faster_half,
+    log_predictions,
+    no_effect,
+)
 from gpulab.tuning.cell_code import on_interrupt
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks
@@ -40,7 +48,6 @@ from gpulab.tuning.execute import (
     seeded,
 )
 from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, repeated
-from gpulab.tuning.predictions import ArmPredictions, log_predictions
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import Setting, check_arms, remember, resolve
 from gpulab.tuning.snapshots import Start

@@ -22,7 +22,7 @@ from gpulab.errors import StoreError
 from gpulab.prediction.prediction import LEAST_FOR_BIAS, NARROWEST, WIDEST, Prediction, recalibrated
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
-from gpulab.tuning.predictions import log_predictions
+from gpulab.tuning.arms import log_predictions
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import is_decided
 from tests.support import comparisons as made

@@ -37,7 +37,7 @@ from gpulab.run import Memory, Pause, PauseKind, StepFlag
 from gpulab.store.folders import Store
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
-from gpulab.tuning.predictions import sizes_to_run
+from gpulab.tuning.arms import sizes_to_run
 from gpulab.views.predictions import Predicted
 from tests.support import comparisons as made
 from tests.support import loops as made_loops
