@@ -1,4 +1,4 @@
-"""Rules about CPU cores: others have them or a quota ends them, too many threads share them, or nobody uses them."""
+"""Rules about CPU cores: other programs or a quota take them, too many threads share them, or they are idle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpulab.diagnosis.finding import Finding, FindingKind, RuleContext, evidence
 from gpulab.formatting import duration, number, percent, plural
 
 _THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up
-_FULL = 0.75  # ours, of the cores in use: fewer are busy where waits are but short turns of a program's own threads
+_FULL = 0.75  # ours, of the cores in use: below it, waits are short turns of the program's own threads
 _LEVEL_BAD = 0.3  # ours, of a step
-_FREE = 0.5  # ours, of a core: less is taken up by the turns of other programs
+_FREE = 0.5  # ours, of a core: less is used up by short turns of other programs
 
 
 def cpu_shared(context: RuleContext) -> Finding | None:
-    """Programs other than this one have work for the same cores, or a quota stops it."""
+    """Other programs use the same cores, or a quota throttles this one."""
     cores, loss = context.facts.cores, core_loss(context)
     if cores is None or loss is None or not is_long(context, loss):
         return None
@@ -41,12 +41,12 @@ def cpu_shared(context: RuleContext) -> Finding | None:
 
 
 def core_loss(context: RuleContext) -> CoreLoss | None:
-    """Of the typical step; None where the system does not tell, or there is no step."""
+    """What a typical step loses for want of cores; None where the system does not report it, or without a step."""
     return core_loss_of(context.facts, context.step_us, context.thresholds.core_wait_notice)
 
 
 def is_long(context: RuleContext, loss: CoreLoss) -> bool:
-    """Whether it is worth a word."""
+    """Whether that loss is long enough to report."""
     return loss.total_us >= context.thresholds.core_wait_notice * context.step_us
 
 
@@ -82,7 +82,7 @@ def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None
 
 
 def _figures(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[str]:
-    """How long a step is without a core, and in which of its parts; who had them."""
+    """How long a step waits for a core, and in which of its parts; and which programs used the cores."""
     parts = {"waiting for a core": loss.thread_us, "compute threads": loss.pool_us, "loading": loss.loading_us}
     split = ", ".join(f"{where} {duration(us)}" for where, us in parts.items() if us > 0)
     rows = [f"no free core for {duration(loss.total_us)} of {context.whole}: {split}"]
@@ -106,7 +106,7 @@ def _cores(count: float) -> str:
 
 
 def cpu_oversubscribed(context: RuleContext) -> Finding | None:
-    """Each operator is split among more threads than there are cores: they take turns, and wait for one another."""
+    """Each operator is split among more threads than there are cores, so that threads wait for one another."""
     cores, threads = context.run.environment.usable_cores, context.run.environment.compute_threads
     if cores is None or threads is None or context.on_gpu or context.run.source == "trace":
         return None
@@ -128,7 +128,7 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
 
 
 def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
-    """No operator has more threads than cores, but workers and their threads take turns with the training."""
+    """No operator has more threads than cores, but workers and their threads compete with the training."""
     share, loss = context.facts.cores, core_loss(context)
     if share is None or loss is None or not is_own_doing(share) or not is_long(context, loss):
         return None
@@ -150,7 +150,7 @@ def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
 
 
 def idle_cores(context: RuleContext) -> Finding | None:
-    """Long operators are computed by fewer threads than there are cores that nobody uses."""
+    """Long operators are computed by fewer threads than there are idle cores."""
     run, cores = context.run, context.facts.cores
     threads, free = run.environment.compute_threads, None if cores is None else cores.free_cores
     if context.on_gpu or run.job is not None or not threads or free is None:

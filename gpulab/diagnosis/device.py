@@ -1,4 +1,4 @@
-"""Rules about what the device has: memory that is full or unused, other programs on the GPU, a clock held down."""
+"""Rules about the GPU's state: memory that is full or unused, other programs on it, a throttled clock."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
-    """Memory is nearly full, of the GPU or of the machine: a hint, unless something shows that it was too little."""
+    """The memory of the GPU or the machine is nearly full: only a hint, unless something shows that it ran out."""
     run, short = context.run, _too_little(context)
     fraction = memory_fraction(run) if context.on_gpu else None
     total = run.memory.total_bytes or run.device.memory_total_bytes
@@ -77,7 +77,7 @@ def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Finding:
-    """`short`: what shows that it was too little. Memory that is filled on purpose is put to good use."""
+    """`short`: the evidence that it was too little. Without it, full memory is simply memory well used."""
     return Finding(
         "memory_pressure",
         f"{what} is nearly full: {percent(fraction)} at the peak.",
@@ -89,7 +89,7 @@ def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Find
 
 
 def _too_little(context: RuleContext) -> str:
-    """What shows that the GPU's memory was too little, as a sentence without a full stop; empty where nothing does."""
+    """The evidence that the GPU's memory was too little, as a sentence without a full stop; empty without any."""
     ran_out = _ran_out(context)
     if ran_out or not isinstance(allocator_thrash(context), Finding):
         return ran_out
@@ -125,7 +125,7 @@ def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _filled(context: RuleContext) -> tuple[float | None, str]:
-    """How much of the GPU works while it works at all, and by which figure: means over idle time too."""
+    """The share of the GPU that works while it is busy, and its source; the source's mean includes idle time."""
     trace, source = context.facts.trace, "SMs active while the GPU works (NVML)"
     share = next((c.step_mean for c in context.facts.curves if c.name == "sm_active_fraction"), None)
     if share is None:
@@ -141,7 +141,7 @@ _POWER_CAP = 0x004
 
 
 def gpu_shared(context: RuleContext) -> Finding | Undetermined | None:
-    """Programs other than this one have work on the GPU: every figure holds theirs too."""
+    """Other programs use the GPU, so every figure includes their work."""
     if not context.on_gpu:
         return None
     others = context.run.samples.get("other_gpu_processes")
@@ -164,7 +164,7 @@ def gpu_shared(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def throttled(context: RuleContext) -> Finding | Undetermined | None:
-    """Heat or the limit of power holds the GPU's clock down."""
+    """Heat or the power limit throttles the GPU's clock."""
     if not context.on_gpu:
         return None
     reasons = context.run.samples.get("throttle_reasons")
@@ -176,7 +176,7 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
     slower = slowed_fraction(context.run)
     at_speed = slower is None or slower < context.thresholds.slowed_notice
     if not limits or (set(limits) == {_POWER_CAP} and at_speed):
-        return None  # a GPU at its limit of power that keeps its clock does what it was bought for
+        return None  # a GPU at its power limit that keeps its clock works as it should
     names = [THROTTLE_NAMES[bit] for bit in limits]
     shares = [f"{name}: {percent(share)} of the readings" for name, share in zip(names, limits.values(), strict=True)]
     below = "" if slower is None else f"the clock was {percent(slower)} below its maximum, on average"

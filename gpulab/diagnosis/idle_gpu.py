@@ -94,9 +94,9 @@ _BETWEEN_REPLAYS = (
 
 
 def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
-    """The GPU idles because the CPU prepares and starts operations more slowly than the GPU works them off.
+    """The GPU idles because the CPU launches operations more slowly than the GPU completes them.
 
-    What is replayed is started as fast as can be: of that only the time between two replays is left.
+    Replayed graphs start their kernels without the CPU: there only the time between two replays counts.
     """
     work, limits, step_us = context.work, context.thresholds, context.step_us
     if work is None or context.starves or context.idle_us < limits.idle_notice * step_us:
@@ -137,13 +137,13 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _fewer(context: RuleContext) -> str:
-    """How to call fewer operators; what torch.compile has made cannot be differentiated twice (torch 2.13)."""
+    """How to call fewer operators. Compiled code cannot be differentiated twice (torch 2.13)."""
     others = "" if differentiates_twice(context.run) else ", or let torch.compile(model) fuse them"
     return f"Call fewer, larger operators: stack what a Python loop handles one by one{others}."
 
 
 def small_batch(context: RuleContext) -> Finding | Undetermined | None:
-    """The GPU is half idle and half empty, or its operations are too small to fill it: a larger batch costs little."""
+    """The GPU is half idle and its memory half empty, or its kernels are too small: a larger batch costs little."""
     work, limits, step_us, idle_us = context.work, context.thresholds, context.step_us, context.idle_us
     if not context.on_gpu:
         return _mostly_calls(context)
@@ -179,9 +179,9 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _mostly_calls(context: RuleContext) -> Finding | None:
-    """Most of the step is the same whatever the batch's size; without one: operators with next to nothing to compute.
+    """Most of the step does not depend on the batch size; without a batch size: most goes into calling operators.
 
-    Only where a DataLoader makes batches can a larger one be asked for.
+    A larger batch can only be advised where a DataLoader makes the batches.
     """
     host, updating, limits, loader = context.facts.host, context.facts.optimizer, context.thresholds, context.loader
     if host is None:
@@ -212,24 +212,24 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
 
 
 def is_replayed(context: RuleContext) -> bool:
-    """Whether replayed graphs do most of the GPU's work: then nothing starts single operations."""
+    """Whether replayed graphs do most of the GPU's work: then hardly any kernel is launched by itself."""
     return context.work is not None and replayed_fraction(context.work) >= _MOSTLY_REPLAYED
 
 
 def idle_within_replays_us(context: RuleContext) -> float:
-    """Idle time inside replayed graphs, where the GPU waits for nobody but the graph's own order."""
+    """Idle time inside replayed graphs, where the GPU waits only for the order of the graph."""
     return idle_within_us(context.work) if context.work is not None else 0.0
 
 
 def how_to_know_memory(context: RuleContext) -> str:
-    """What would tell the peak of the GPU's memory."""
+    """How to measure the peak of the GPU's memory."""
     if peak_is_hidden(context.run) and context.run.memory.peak_allocated_bytes:
         return "Run it in a restarted kernel: an earlier run of this process took more memory and hides this one's peak"
     return "Run it under gpulab, or record the trace with profile_memory=True"
 
 
 def _launching_us(context: RuleContext) -> float:
-    """Idle time that launches make: not that of long gaps, nor that in which the host waits for the GPU."""
+    """Idle time caused by launches, without long gaps and without the time in which the host waits for the GPU."""
     work = context.work
     if work is None:
         return 0.0
@@ -248,7 +248,7 @@ def _larger_batch(context: RuleContext) -> tuple[tuple[str, str], ...]:
 # -- the CPU waits for the GPU -----------------------------------------------------------------------------------------
 
 _SEVERAL, _ONCE = 1.5, 0.75  # ours: from there on a count per step rounds to several, or to one
-# What a person wrote, by the operator that the trace names.
+# What the user wrote, by the operator that the trace names.
 _CALL_WORDS = {
     "aten::item": ".item(), float() or print of a GPU value",
     "aten::_local_scalar_dense": ".item(), float() or print of a GPU value",
@@ -267,7 +267,7 @@ _CALL_WORDS = {
 
 
 def sync_points(context: RuleContext) -> Finding | Undetermined | None:
-    """The loop asks for results of the GPU, waits until all is done, and only then starts the next work."""
+    """The loop reads results from the GPU, waits until its work is done, and only then launches more."""
     calls = [b for b in context.facts.of(blocking_calls) if b.direction in ("read", "wait")]
     waited_us = sum(b.waited_us for b in calls)
     lost_us = min(waited_us, _not_for_data_us(context))
@@ -292,10 +292,10 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
-    """Batches are copied to the GPU from ordinary memory: the copy is slow, and the program stands still meanwhile.
+    """Batches are copied to the GPU from pageable memory: the copy is slow, and the program blocks meanwhile.
 
-    Lost is time without computing on the device, and no more than the host stands still: while it does so the device
-    copies, and that time counts once.
+    The loss is time without compute on the device, and at most the time that the host blocks. The device copies while
+    the host blocks, and that time counts once.
     """
     work, loader = context.work, context.loader
     uploads = next((b for b in context.facts.of(blocking_calls) if b.direction == "upload"), None)
@@ -330,7 +330,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _not_for_data_us(context: RuleContext) -> float:
-    """The most that waiting for the GPU can cost: idle time for which no wait for data accounts."""
+    """The most that waiting for the GPU can cost: idle time that no wait for data explains."""
     return max(0.0, context.idle_us - context.part_us("data_wait") - idle_within_replays_us(context))
 
 
@@ -343,7 +343,7 @@ def _how_often(context: RuleContext, calls: Sequence[BlockingCalls]) -> str:
 
 
 def _calls(calls: Sequence[BlockingCalls]) -> str:
-    """The two kinds of calls that are made most."""
+    """The two most frequent kinds of calls."""
     counts: dict[str, float] = {}
     for name, count in (pair for b in calls for pair in b.operators):
         words = _CALL_WORDS.get(name, name)

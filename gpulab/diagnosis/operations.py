@@ -101,7 +101,7 @@ def _chains(
     on_gpu: Callable[[DeviceWork], _Chains | None],
     on_cpu: Callable[[Timeline, Intervals], _Chains | None],
 ) -> _Chains | None:
-    """As the device shows them; None where it was not traced, or on a CPU no step was found."""
+    """The chains on the device; None where it was not traced, or on a CPU without steps."""
     timeline, account = context.run.timeline, context.breakdown
     if context.on_gpu:
         return on_gpu(context.work) if context.work is not None else None
@@ -115,7 +115,7 @@ def _computing(context: RuleContext) -> str:
 
 
 def _share(context: RuleContext, share: float) -> float:
-    """Of the GPU's computing time as it is; on a CPU what is a share of the profiled steps, of the typical one."""
+    """The share unchanged on a GPU, of its computing time; on a CPU converted to a share of the typical step."""
     return share if context.on_gpu else context.of_typical(share, "compute")
 
 
@@ -129,12 +129,12 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
 
 # -- how numbers lie in memory -----------------------------------------------------------------------------------------
 
-_ENOUGH_WITH_SIZES = 0.5  # ours, of the products' time: where so much has sizes, none of them odd, no question is open
+_ENOUGH_WITH_SIZES = 0.5  # ours, of the products' time: if so much has known sizes, none of them odd, all is well
 _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
 
 
 def layout(context: RuleContext) -> Finding | None:
-    """Convolutions that want their images channel by channel last, and reorder them before and after each call."""
+    """Convolutions that need their images in channels_last, and convert them before and after each call."""
     work = context.work
     if not context.on_gpu:
         return _layout_on_cpu(context)
@@ -247,9 +247,9 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def no_tf32(context: RuleContext) -> Finding | None:
-    """Matrix products of full precision where the GPU could use TF32: one line, and no other change.
+    """Matrix products of full precision where the GPU could use TF32, which takes one line.
 
-    What is not known is told once, by the rule about mixed precision.
+    Unknown formats are reported once, by the rule about mixed precision.
     """
     use, device = _use(context), context.run.device
     ratio = tf32_ratio(device)
@@ -288,14 +288,14 @@ def own_kernel(context: RuleContext) -> Finding | None:
 
 
 def _use(context: RuleContext) -> PrecisionUse | None:
-    """None where the trace does not carry it, too."""
+    """The formats of the matrix products; None where the trace does not show them."""
     withheld = context.withheld("kernels") or context.withheld("tensor_core_fraction")
     return precision_use(context.work) if context.work is not None and withheld is None else None
 
 
 def _unknown_formats(context: RuleContext, use: PrecisionUse | None) -> Undetermined | None:
-    """Matrix products of a damaged trace, or of kernels whose names say no format, as Triton's, or that no setting of
-    PyTorch reaches.
+    """What cannot be told in a damaged trace, or of kernels whose names show no format, as Triton's, or that no
+    setting of PyTorch changes.
     """
     if not context.on_gpu or not has_units(context.run.device):
         return None
@@ -312,7 +312,7 @@ def _unknown_formats(context: RuleContext, use: PrecisionUse | None) -> Undeterm
 
 
 def _unknown_units(context: RuleContext) -> Undetermined | None:
-    """A GPU whose peaks are not known; one that is known to have no such units is no reason for a word."""
+    """What cannot be told of a GPU whose peaks are not known; None for one that has no such units."""
     name, units = context.run.device.name, has_units(context.run.device)
     if units is False:
         return None

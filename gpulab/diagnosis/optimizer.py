@@ -45,7 +45,7 @@ def unfused_optimizer(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _withheld(context: RuleContext, work: OptimizerWork) -> Undetermined | None:
-    """Without the GPU's idle time; told where that could hide enough of the program's time in the optimizer."""
+    """What cannot be told without the GPU's idle time, where enough of it may lie in the optimizer."""
     host_us = work.zero_host_us if work.zeroing else 0.0
     host_us += work.host_us if work.style in _FUSIBLE else 0.0
     if min(host_us, context.idle_us) < context.thresholds.silence * context.step_us or not host_us:
@@ -54,7 +54,7 @@ def _withheld(context: RuleContext, work: OptimizerWork) -> Undetermined | None:
 
 
 def _on_gpu(work: OptimizerWork) -> tuple[float, float]:
-    """What fusing the update and dropping the gradients would save at most: idle time, and bytes that need not move."""
+    """The most that fusing the update and dropping the gradients would save: idle time, and memory traffic."""
     fusible = work.style in _FUSIBLE
     updating_us = work.idle_us + work.device_us * (1 - _remaining_fraction(work)) if fusible else 0.0
     return updating_us, work.zero_idle_us + work.zero_device_us if work.zeroing else 0.0
@@ -63,7 +63,7 @@ def _on_gpu(work: OptimizerWork) -> tuple[float, float]:
 def _on_cpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
     """The same: the update from untraced steps, zeroing from traced ones.
 
-    What PyTorch can fuse on a CPU saves passes over memory; any other, updated tensor by tensor, saves the calls.
+    Where PyTorch can fuse the update on a CPU, passes over memory are saved; for others, updated one by one, calls.
     """
     zeroing_us = work.zero_host_us if work.zeroing else 0.0
     took, step = context.facts.optimizer_us, context.facts.step_us
@@ -78,7 +78,7 @@ def _on_cpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
 
 
 def _remaining_fraction(work: OptimizerWork) -> float:
-    """Of the bytes that the update moves, what it moves fused; all of them where PyTorch cannot fuse it."""
+    """The share of the update's bytes that a fused one moves; 1 where PyTorch cannot fuse it."""
     return 1.0 if work.update_bytes is None else work.update_bytes.fused_fraction
 
 

@@ -1,4 +1,4 @@
-"""What is found about a distributed job as a whole: who lets the others wait, and what communication costs."""
+"""The diagnosis of a distributed job as a whole: which rank the others wait for, and what communication costs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MOSTLY, HARDLY_ANY = 0.5, 0.1  # ours: of communication, what is hidden
 def diagnose_ranks(
     comparison: RankComparison, each: Mapping[int, Diagnosis] | None = None, thresholds: Thresholds = DEFAULT
 ) -> Diagnosis:
-    """The slowest rank where the others wait for it, exposed communication, what most ranks have in common; the
-    costliest first, else that all is well.
+    """Findings about the slowest rank that the others wait for, exposed communication, and what most ranks have in
+    common, the costliest first; else that all is well.
 
-    `each` holds what was found about each rank by itself: it says why the slowest one is late. Times are medians over
-    the ranks, per step.
+    `each` is the diagnosis of each rank by itself: it explains why the slowest one is late. Times are medians over the
+    ranks, per step.
     """
     each, late = each or {}, comparison.straggler
     verdict = _missing_traces(comparison) or _incomparable(comparison, each)
@@ -57,7 +57,7 @@ def diagnose_ranks(
 
 
 def _missing_traces(comparison: RankComparison) -> Finding | None:
-    """Some ranks keep no trace: what is left does not tell who waits for whom, nor what exchanging data costs."""
+    """Some ranks have no trace: the others do not show which rank waits for which, nor what communication costs."""
     check = next((c for c in comparison.integrity.checks if c.name == TRACE_DROPPED and c.state != "ok"), None)
     if check is None:
         return None
@@ -95,19 +95,19 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
 
 
 def _own(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
-    """What that rank has by itself, unless it is about the job."""
+    """The first finding of that rank by itself, unless it concerns the job."""
     own = each[rank].first if rank in each else None
     return None if own is None or _says_nothing_of_one(own) else own
 
 
 def _with_line(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
-    """The costliest of what that rank has by itself that names a line: other programs may cost it more."""
+    """The costliest finding of that rank by itself that names a line; another may cost more, as other programs do."""
     findings = each[rank].findings if rank in each else ()
     return next((f for f in findings if f.source_line and not _says_nothing_of_one(f)), None)
 
 
 def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | None:
-    """What one rank alone does besides training, beyond what others do."""
+    """The pauses of the one rank that pauses longer than all others."""
     pauses = {
         rank: next((f for f in d.findings if kind_of(f.key).removal == "pauses"), None) for rank, d in each.items()
     }
@@ -120,13 +120,13 @@ def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | N
 
 
 def _says_nothing_of_one(finding: Finding) -> bool:
-    """It is about the job, or no cause."""
+    """Whether it concerns the whole job, or is no cause."""
     kind = kind_of(finding.key)
     return kind.of_job or kind.is_verdict
 
 
 def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
-    """What comes first on most ranks, each looked at by itself; told by the one in the middle of them."""
+    """The finding that is first on most ranks by themselves, with the figures of the median one of them."""
     first = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
     keys = Counter(f.key for f in first.values() if f.recoverable_us_per_step)
     if not keys or 2 * keys.most_common(1)[0][1] <= len(comparison.ranks):
@@ -153,7 +153,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
 
 
 def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Each says what comes next; how much that would bring then is not known of a job."""
+    """The findings, each with what comes next; how much that would gain then is not known of a job."""
     following = [f"Then {title_for(f)}." for f in causes[1:]]
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 

@@ -1,4 +1,4 @@
-"""What is said where no cause speaks: all is well, or what is missing to tell. Exactly one of the two answers."""
+"""The verdict where no cause was found: all is well, or what is missing to tell. It is always one of the two."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpulab.intervals import measure
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _FEW_SAMPLES = 2  # ours: so small a batch is seldom meant for speed
-_MOST = 0.5  # ours: what holds less of some time does not say where it is
+_MOST = 0.5  # ours: a part that has less of some time does not explain it
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
-    """No conclusion can be drawn, with what is missing for one."""
+    """No conclusion can be drawn; and what is missing for one."""
     missing = next(filter(None, (reason(context) for reason in _REASONS)), None)
     if missing is not None:
         return missing
@@ -113,7 +113,7 @@ def _too_few(context: RuleContext) -> Finding | None:
 
 
 def _damaged(context: RuleContext) -> Finding | None:
-    """The trace cannot carry a conclusion about the device."""
+    """The trace does not support a conclusion about the device."""
     reason = context.withheld("breakdown")
     if reason is not None and context.breakdown is None:
         why = "no work of the device was read" if context.run.device.kind == "unknown" else "the trace is damaged"
@@ -159,7 +159,7 @@ def _unexplained(context: RuleContext) -> Finding | None:
     unknown = context.share("unknown")
     work, limit = context.work, context.thresholds.unknown_too_much
     if unknown < limit or (work is not None and measure(work.idle) < limit * measure(work.windows)):
-        return None  # no code holds a GPU up that may have been busy with what is not recorded
+        return None  # the GPU may have been busy with work that was not recorded
     where = context.facts.of(unknown_by_annotation)[:1]
     if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"
@@ -179,7 +179,7 @@ def _unexplained(context: RuleContext) -> Finding | None:
 
 
 def _without_cores(context: RuleContext) -> Finding | None:
-    """The step is longer than what computes in it: nothing is well, and what it waits for is not known."""
+    """The step is longer than the computing in it, and what it waits for is not known."""
     cores, loss = context.facts.cores, core_loss(context)
     if cores is None or context.on_gpu or context.own is not None:  # whose doing it is, is told
         return None
@@ -230,7 +230,7 @@ def _many_small_causes(context: RuleContext) -> Finding | None:
 
 
 def _tiny_batch(context: RuleContext) -> Finding | None:
-    """With a sample or two nothing shows whether more of them would cost more: the operators are long all the same."""
+    """With one or two samples per step nothing shows whether a larger batch would take longer."""
     size = context.facts.samples_per_step
     if size is None or size > _FEW_SAMPLES or context.breakdown is None:
         return None

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 LEAST_SPEEDUP = 3.0  # speedup over the given training
 SAMPLES = 256  # of a measurement
-FETCH_MS = 16  # of the exercise: what eight workers gain is more than what starting them costs, on one core too
-FEWEST_UPDATES = 3  # of so many samples: fewer would be another training
+FETCH_MS = 16  # of the exercise: so long that eight workers gain more than starting them costs, even on one core
+FEWEST_UPDATES = 3  # with so many samples: fewer would be another training
 
 BASELINE = "baseline"  # the run that the lesson begins with
 DATA, BATCH, BATCH_ON_DATA, PRECISION = "data-first", "batch-first", "then-batch", "then-amp"
@@ -101,7 +101,7 @@ class Rung(Struct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Only what is faster for certain is a step up."""
+        """Whether it is a step up: faster for certain."""
         return self.comparison.verdict == "faster" and self.times is not None
 
     @property
@@ -115,7 +115,7 @@ class Rung(Struct, frozen=True):
     def gain_on(self, below: Rung | None) -> tuple[str, Interval] | None:
         """The speedup over another rung, in words, and its interval; both were measured against the baseline.
 
-        The interval has all quotients of both intervals, so it is rather too wide than too narrow.
+        The interval spans all quotients of both intervals, so it is too wide rather than too narrow.
         """
         if below is None or not self.times or not below.times or not self.interval or not below.interval:
             return None

@@ -37,7 +37,7 @@ from gpulab.views.wording import PARTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HALF = 0.6  # of the bytes kept as given: a right use of checkpointing keeps at most so much
+HALF = 0.6  # of the bytes saved without checkpoints: right checkpointing saves at most so much
 
 
 class Block(nn.Module):

@@ -1,8 +1,8 @@
-"""Ranks of the lessons: as threads of this process for exercises, and what runs inside the processes of lesson 12.
+"""Ranks of the lessons: threads of this process for exercises, and the parts of lesson 12 that run in processes.
 
-The threads have torch.distributed's calls under its names. A message passes when one rank sends and the other receives;
-nothing is buffered. That all ranks wait for each other is seen at once, without a clock. What a process of lesson 12
-measures by itself reaches the notebook in its trace: as the name of an annotation.
+The threads offer calls of torch.distributed under the same names. Nothing is buffered: a message passes when one rank
+sends and the other receives. A deadlock is detected at once, without a timeout. A process of lesson 12 passes what it
+measures to the notebook in its trace, as the name of an annotation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Deadlock(Exception):
 
 
 class Handle:
-    """A message under way, and its tensor."""
+    """A message in transit, and its tensor."""
 
     def __init__(self, ranks: _Ranks, rank: int, tensor: Tensor, what: str) -> None:
         self._ranks = ranks
@@ -42,12 +42,12 @@ class Handle:
         self.is_done = False
 
     def wait(self) -> None:
-        """Until it has arrived. Raises Deadlock where it never can."""
+        """Wait until it has arrived. Raises Deadlock if it never can."""
         self._ranks.wait(self._rank, self)
 
 
 class _Ranks:
-    """What the threads share, under one lock."""
+    """The state that the threads share, under one lock."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -71,7 +71,7 @@ class _Ranks:
                 raise Deadlock(self.deadlock)
 
     def detect_deadlock(self) -> None:
-        """Whether nobody is left who could go on."""
+        """End all ranks if each that still runs waits for another."""
         stuck = {rank: handle for rank, handle in self.waiting.items() if not handle.is_done}
         if stuck and set(stuck) == self.running:
             self.deadlock = "; ".join(f"rank {rank} {handle.what}" for rank, handle in sorted(stuck.items()))
@@ -165,7 +165,7 @@ class ThreadRank:
 
 
 class Ended(Struct):
-    """What the ranks gave, in their order, and what each sent."""
+    """The results of the ranks, in their order, and how many bytes each sent."""
 
     results: list[Any]
     sent_bytes: list[int]
@@ -242,7 +242,7 @@ def _shape(x: Tensor, ms: float) -> Tensor:
 
 
 class _DeviceWork(torch.autograd.Function):
-    """The time in which the stage's device is busy. Its values pass unchanged."""
+    """The time in which the stage's device is busy. The values pass through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sample_ms: float) -> Tensor:
@@ -258,8 +258,8 @@ class _DeviceWork(torch.autograd.Function):
 class Stage(nn.Module):
     """Two small layers, whose work takes as long as on a device that needs `sample_ms` for each sample.
 
-    The layers are computed as they are: weights, gradients and loss are those of a training. The time is a fixed wait
-    which stands for a device, because two processes seldom have two cores for themselves.
+    The layers are really computed: weights, gradients and loss are those of a training. A fixed sleep stands for the
+    device's time, because two processes seldom have two cores for themselves.
     """
 
     def __init__(self, width: int = WIDTH, sample_ms: float = SAMPLE_MS) -> None:
@@ -274,9 +274,9 @@ class Stage(nn.Module):
 
 
 class SavedActivations:
-    """How many bytes autograd keeps from forward passes for backward passes; `peak_bytes`: the most at once.
+    """How many bytes autograd saves in forward passes for backward passes; `peak_bytes`: the most at once.
 
-    What several operators keep, such as one's output that is the next one's input, counts once.
+    A tensor that several operators save, such as one's output that is the next one's input, counts once.
     """
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ class SavedActivations:
         self._holders: Counter[tuple[int, int]] = Counter()  # of each piece of memory: its place and its size
 
     def keep(self, tensor: Tensor) -> _Saved:
-        """One more operator keeps it, until autograd lets go of what this gives."""
+        """Count one more operator that saves it, until autograd drops the object that this returns."""
         saved, piece = _Saved(tensor), (tensor.data_ptr(), tensor.numel() * tensor.element_size())
         if not self._holders[piece]:
             self.now_bytes += piece[1]
@@ -305,7 +305,7 @@ class _Saved(Struct, weakref=True, eq=False):
 
 @contextmanager
 def saved_activations(model: nn.Module) -> Iterator[SavedActivations]:
-    """Counts what is saved inside for backward passes, without the model's parameters: those are there anyway."""
+    """Count what is saved for backward passes inside, without the model's parameters."""
     saved = SavedActivations()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -320,7 +320,7 @@ def saved_activations(model: nn.Module) -> Iterator[SavedActivations]:
 
 
 def local_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """What of these tensors lies in this process: of a tensor that is divided among ranks, this rank's part."""
+    """The bytes of these tensors in this process: of a tensor that is sharded over ranks, this rank's shard."""
     parts = (getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors if tensor is not None)
     return sum(part.numel() * part.element_size() for part in parts)
 

@@ -75,7 +75,7 @@ def validation_loss(model: nn.Module) -> float:
 
 
 class Pace(Struct, frozen=True):
-    """The first steps of a trial. `share`: in which the device works, 0 to 1; NaN where that is not measurable."""
+    """The first steps of a trial. `share`: of their time the device works, 0 to 1; NaN where not measurable."""
 
     us_per_sample: float
     share: float
@@ -255,7 +255,7 @@ def _random_trials(chance: random.Random, count: int) -> list[Pair]:
 
 
 def _tables() -> Iterator[list[Pair]]:
-    """The one of the notebook first, then such as have one thing to go wrong, then random ones."""
+    """The notebook's table first, then tables with one pitfall each, then random ones."""
     yield list(TRIALS)
     yield [(10.0, 1.0)]
     yield []
@@ -400,7 +400,7 @@ def _times_as_long(trial: str) -> float:
 
 
 def draw_curves() -> Figure:
-    """The recorded first steps: those worth their rest, those that are hopeless, and those in between."""
+    """The recorded first steps: of trials worth finishing, of hopeless ones, and of those in between."""
     title = "recorded: time per sample of the first steps of 12 trials"
     steps = range(1, len(CURVES[BEST][1]) + 1)
     legend, labels = {"loc": "outside lower center", "ncols": 4}, set[str]()

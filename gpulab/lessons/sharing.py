@@ -1,4 +1,4 @@
-"""Lesson 13, sharing a GPU: a small fleet of recorded jobs, two trainings on one core, and who goes together."""
+"""Lesson 13, sharing a GPU: a small fleet of recorded jobs, two trainings on one core, and packing jobs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _record(place: Path, name: str, command: str) -> None:
 
 
 def _import_path() -> dict[str, str]:
-    """So that a new Python imports this gpulab, wherever it starts."""
+    """The variable that makes a new Python import this gpulab, wherever it starts."""
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_FOLDER.parent), before)))}
 
@@ -135,7 +135,7 @@ def array_script(jobs: Mapping[str, str], gres: str, at_once: int, minutes: int 
 
 TURNS, TURN_S = 6, 0.7
 QUICK_TURNS, QUICK_TURN_S = 2, 0.15
-LEAST_CPU, MOST_WAITED = 0.9, 0.1  # of the time: a core that others take tells nothing about sharing
+LEAST_CPU, MOST_WAITED = 0.9, 0.1  # of the time: else other programs took the core
 WIDEST = 1.35  # the upper end of an interval over its lower one
 
 
@@ -165,7 +165,7 @@ class Shared(Struct, frozen=True):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs took the core: alone it waited for it, or both together did not get all they could."""
+        """Whether other programs took the core: it waited for it alone, or both together did not get all of it."""
         waited = float(np.median([one.waited_fraction for one in self.alone]))
         got = float(np.median([(a.cpu_s + b.cpu_s) / max(a.wall_s, b.wall_s) for a, b in self.together]))
         return waited > MOST_WAITED or (self.kind == "busy" and got < LEAST_CPU)
@@ -203,7 +203,7 @@ def _idlest_core() -> int:
 
 @contextmanager
 def _trainings(core: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two processes that wait for what to do; they end with the block."""
+    """Two processes that wait for requests; they end with the block."""
     words = [sys.executable, "-m", "gpulab.lessons.sharing_process", str(core)]
     environment = marked() | {"OMP_NUM_THREADS": "1", **_import_path()}
     pipe = subprocess.PIPE
@@ -360,7 +360,7 @@ def _largest(item: tuple[str, Demand]) -> float:
 
 
 def _fleets() -> list[dict[str, Demand]]:
-    """The same each time: demands that fit a device alone, some exactly."""
+    """Fixed random demands, each of which fits a device alone, some exactly."""
     rng = random.Random(13)
     shares = [x / 100 for x in range(5, 91, 5)]
     return [

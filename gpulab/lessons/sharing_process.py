@@ -1,6 +1,6 @@
 """Lesson 13: one of the trainings that share a core, in a process of its own that ends with its input.
 
-It answers each line of its input, such as "starved 0.8", with what it did in so many seconds, as a line of JSON.
+It trains for each line of its input, such as "starved 0.8", and answers with a line of JSON: what it did in that time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAMPLE_STEPS = 15  # steps that tell how long one computes
 
 
 class Stretch(Struct, frozen=True):
-    """What a training did in a stretch of time. `asleep_s`: that it asked to wait for data."""
+    """What a training did in a stretch of time. `asleep_s`: its simulated waits for data."""
 
     steps: int
     wall_s: float
@@ -37,7 +37,7 @@ class Stretch(Struct, frozen=True):
 
     @property
     def waited_fraction(self) -> float:
-        """The share of the time in which it was ready to compute and had no core."""
+        """The share of the time in which it was ready to compute, but had no core."""
         return max(0.0, 1 - (self.cpu_s + self.asleep_s) / self.wall_s)
 
 
@@ -58,7 +58,7 @@ def training_step() -> Callable[[], object]:
 
 
 def cpu_seconds(step: Callable[[], object]) -> float:
-    """Of a step: what it takes of a core, whoever else uses it meanwhile."""
+    """CPU time of a step, whatever other programs do meanwhile."""
     times = []
     for _ in range(_SAMPLE_STEPS):
         began = time.process_time()

@@ -43,9 +43,9 @@ MEASURED_STEPS = 8  # steps of a measurement: whole rounds of 1, 2, 4 or 8 worke
 PAIRS, BUDGET_S = 5, 20.0
 LEAST_SPEEDUP = 2.0  # speedup
 CLAIMED = 0.9  # of a step the device works, where the pipeline is in order
-CLOSE = 0.03  # one profiled run tells a share no better: nearer to the claimed one it decides nothing
+CLOSE = 0.03  # the accuracy of a share from one profiled run: nearer to the claimed one it decides nothing
 USUAL_STEP_US, LONGEST_MS = 10_000.0, 250.0  # where no step was measured; on a busy machine
-HARDLY_WAITS = 0.15  # of a step: then the loader is not what to improve
+HARDLY_WAITS = 0.15  # of a step: below it, the loader is not the bottleneck
 
 Train = Callable[[Any], object]
 
@@ -76,7 +76,7 @@ def check_loader(my_loader: object, slow_loader: DataLoader[Any], train: Train) 
 
 
 class Feeding:
-    """One loader in a training: each measurement runs some steps, and drops those that the workers' buffer feeds."""
+    """One loader in a training: each measurement runs some steps, and drops those fed from the workers' buffer."""
 
     def __init__(self, loader: DataLoader[Any], train: Train) -> None:
         self._loader, self._train = loader, train

@@ -18,7 +18,7 @@ def default_device() -> torch.device:
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """The same random numbers each time inside; those of the notebook are as before afterwards."""
+    """Fixed random numbers inside; afterwards the notebook's generator goes on as before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -26,7 +26,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small products of matrices gain nothing from a second thread, and wait for it where the cores are busy."""
+    """One compute thread inside: small matrix products gain nothing from a second one, but may wait for it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
