@@ -238,9 +238,7 @@ def facts(run: Run) -> Facts:
         operators=operators(run.timeline, account)
         if run.timeline is not None and account and "operators" not in withheld
         else (),
-        kernels=kernels(run.timeline, account)
-        if run.timeline is not None and account and "kernels" not in withheld
-        else (),
+        kernels=kernels(work, account) if work is not None and account else (),
         trace=trace_facts(run, accounts, withheld),
         memory=() if "memory" in withheld else memory(run.memory_events),
         curves=tuple(_curve(s, in_steps(run, s, rows)) for s in run.samples.series if is_long_enough(s)),

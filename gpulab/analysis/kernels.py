@@ -444,20 +444,6 @@ def est_sm_efficiency(timeline: Timeline, device_index: int, span_ns: tuple[int,
     return float((running * np.diff(np.clip(edges[order], start, end))).sum() / (end - start))
 
 
-def launched_ns(timeline: Timeline, tree: CallTree) -> Int64:
-    """For each row of the timeline, time on the device of what it launched itself as a row of the tree.
-
-    A launch belongs to the innermost operator open on its thread; what has no launch in the trace belongs to none.
-    """
-    spans = labels(timeline)
-    items = np.flatnonzero(spans.call >= 0)
-    call = spans.call[items]
-    owner = tree.innermost(timeline, call)
-    launched = np.zeros(len(timeline), dtype=np.int64)
-    np.add.at(launched, owner[owner >= 0], timeline.duration_ns[items[owner >= 0]])
-    return launched
-
-
 def _median_us(values_ns: Int64) -> float | None:
     return float(np.median(values_ns)) / 1e3 if len(values_ns) else None
 

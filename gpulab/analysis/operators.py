@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.kernels import launched_ns, names_tell
+from gpulab.analysis.kernels import DeviceWork, names_tell
 from gpulab.intervals import (
     Intervals,
     closed,
@@ -23,7 +22,7 @@ from gpulab.intervals import (
     subtract,
     union,
 )
-from gpulab.run import BackwardPass, Int64, Timeline
+from gpulab.run import BackwardPass, Float64, Int64, Timeline
 from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.labels import (
     CALLS,
@@ -41,7 +40,6 @@ from gpulab.timeline.labels import (
     labels,
     plain_name,
 )
-from gpulab.timeline.launches import launched_within
 
 if TYPE_CHECKING:
     from gpulab.analysis.facts import Facts
@@ -68,48 +66,50 @@ class CostRow(Struct, frozen=True):
 def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
     """Host operators and annotations of the training threads; costliest first, on the GPU where there is one."""
     spans = labels(timeline)
-    mine = np.flatnonzero(spans.training(*OPERATORS, *COLLECTIVES, *MARKS))
-    tree = CallTree.of(spans, mine)
-    own = np.zeros(len(timeline), dtype=np.int64)
-    own[tree.rows] = tree.self_ns(timeline)
-    device = launched_ns(timeline, tree) if timeline.has_device_events else None
-    mine = mine[covers(account.host_windows, timeline.start_ns[mine])]
-    rows = _table(timeline, mine, own, account, device)
-    return tuple(sorted(rows, key=lambda row: (-(row.device_us or 0), -row.self_us)))
+    rows = np.flatnonzero(spans.training(*OPERATORS, *COLLECTIVES, *MARKS))
+    tree = CallTree.of(spans, rows)
+    rows = rows[covers(account.host_windows, spans.start_ns[rows])]
+    inside = covers(account.host_windows, spans.start_ns[tree.rows])
+    own_ns = _by_name(spans, tree.rows[inside], tree.self_ns(spans)[inside])
+    device_ns = None
+    if spans.has_device_events:
+        work = np.flatnonzero(spans.call >= 0)
+        owner = tree.innermost(spans, spans.call[work])
+        launched = (owner >= 0) & covers(account.host_windows, spans.start_ns[owner])
+        device_ns = _by_name(spans, owner[launched], spans.duration_ns[work[launched]])
+    table = _table(spans, rows, own_ns, account, device_ns)
+    return tuple(sorted(table, key=lambda row: (-(row.device_us or 0), -row.self_us)))
 
 
-def kernels(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
+def kernels(work: DeviceWork, account: Breakdown) -> tuple[CostRow, ...]:
     """Kernels, copies and memsets that the steps launched on the accounted device, by name, costliest first."""
-    rows = np.flatnonzero(labels(timeline).on_device(account.device_index or 0))
-    rows = rows[launched_within(timeline, rows, account.host_windows, account.windows)]
-    return _table(timeline, rows, timeline.duration_ns, account, None)
+    return _table(work.timeline, work.rows, _by_name(work.timeline, work.rows, work.duration_ns), account, None)
+
+
+def _by_name(timeline: Timeline, rows: Int64, column: Int64 | None) -> Float64:
+    """The sums of a figure of these rows; without one how many rows there are."""
+    sums: Float64 = np.bincount(timeline.name_id[rows], column, len(timeline.names)).astype(np.float64)
+    return sums
 
 
 def _table(
-    timeline: Timeline, rows: npt.NDArray[np.intp], own_ns: Int64, account: Breakdown, device_ns: Int64 | None
+    timeline: Timeline, rows: Int64, own_ns: Float64, account: Breakdown, device_ns: Float64 | None
 ) -> tuple[CostRow, ...]:
-    """Sum by name over these rows."""
+    """By name: how often these rows are there and how long they take; `own_ns` and `device_ns` are sums by name."""
     n_steps, wall_ns = len(account.steps), account.wall_ns or 1
-    size, names = len(timeline.names), timeline.name_id[rows]
-
-    def by_name(column: Int64 | None) -> npt.NDArray[np.float64]:
-        weights = np.ones(len(rows)) if column is None else column[rows]
-        return np.bincount(names, weights=weights, minlength=size).astype(np.float64)
-
-    calls, own, total = by_name(None), by_name(own_ns), by_name(timeline.duration_ns)
-    device = None if device_ns is None else by_name(device_ns)
+    calls, total_ns = _by_name(timeline, rows, None), _by_name(timeline, rows, timeline.duration_ns[rows])
     tells_units = device_ns is None and names_tell(timeline)
     return tuple(
         CostRow(
             name=timeline.names[i],
             calls_per_step=float(calls[i] / n_steps),
-            self_us=float(own[i] / n_steps / 1e3),
-            total_us=float(total[i] / n_steps / 1e3),
-            share=float(own[i] / wall_ns),
-            device_us=None if device is None else float(device[i] / n_steps / 1e3),
+            self_us=float(own_ns[i] / n_steps / 1e3),
+            total_us=float(total_ns[i] / n_steps / 1e3),
+            share=float(own_ns[i] / wall_ns),
+            device_us=None if device_ns is None else float(device_ns[i] / n_steps / 1e3),
             tensor_core=reading(timeline.names[i]).tensor_cores if tells_units else None,
         )
-        for i in np.argsort(-own, kind="stable").tolist()
+        for i in np.argsort(-own_ns, kind="stable").tolist()
         if calls[i]
     )
 

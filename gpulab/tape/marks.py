@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from enum import IntEnum
-from statistics import median
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -153,4 +152,4 @@ def cost_ns(
         whole.append(clock() - start_ns)
         start_ns = clock()
         empty.append(clock() - start_ns)
-    return max(0.0, median(whole) - median(empty))
+    return max(0.0, float(np.median(whole) - np.median(empty)))

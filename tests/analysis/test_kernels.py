@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.kernels import copies, est_sm_efficiency, kernels, launched_ns, launches
+from gpulab.analysis.kernels import copies, est_sm_efficiency, kernels, launches
 from gpulab.intervals import Intervals
 from gpulab.run import Category
 from gpulab.timeline.labels import CallTree, labels, open_at_start
@@ -97,16 +97,12 @@ def test_launch_and_operator_of_each_item(raw: list[Any], items: list[Any]) -> N
     t = timeline(spans)
     rows = np.array([i for i, s in enumerate(spans) if s.category in DEVICE], dtype=np.int64)
     tree = CallTree.of(t, np.array([i for i, s in enumerate(spans) if s.category == Category.CPU_OP], dtype=np.int64))
-    device_ns = [0] * len(spans)
     for row, call in zip(rows.tolist(), labels(t).call[rows].tolist(), strict=True):
         found = spans[call] if call >= 0 else None
         assert found == call_of(spans[row], spans)
         if found is not None:
             held = int(tree.innermost(t, np.array([call]))[0])
             assert (spans[held] if held >= 0 else None) == owner(found, spans)
-            if held >= 0:
-                device_ns[held] += spans[row].duration
-    assert launched_ns(t, tree).tolist() == device_ns
 
 
 @given(device_items, windows)
@@ -217,7 +213,6 @@ def test_operators_launched_nearly_all_work_of_a_real_device(name: str) -> None:
     call = labels(t).call[items]
     owner = np.full(len(items), -1)
     owner[call >= 0] = tree.innermost(t, call[call >= 0])
-    assert launched_ns(t, tree).sum() == t.duration_ns[items[owner >= 0]].sum()
     assert (owner >= 0).mean() > (0.7 if name.startswith("mi300") or "dlrm" in name else 0.99)
 
 
