@@ -203,7 +203,7 @@ class FactorRange(Struct, frozen=True):
         return (*middle, *(self.interval or self.points), *floor, *(self.predicted or ()))
 
 
-class NamedRow(Struct, frozen=True):
+class BarRow(Struct, frozen=True):
     """A name and its figures above a bar of parts or a factor on an axis, with a note below."""
 
     name: str
@@ -213,9 +213,9 @@ class NamedRow(Struct, frozen=True):
     layers: tuple[Layer, ...] = ()
 
 
-def named_rows(title: str, rows: Sequence[NamedRow], labels: Sequence[Label] = ()) -> Markup:
+def bar_rows(title: str, rows: Sequence[BarRow], labels: Sequence[Label] = ()) -> Markup:
     """A picture of rows below a title, with the labels of their axis; rows that draw nothing come last."""
-    picture: Markup = macros("bars.html").named_rows(title, rows, labels)
+    picture: Markup = macros("bars.html").bar_rows(title, rows, labels)
     return picture
 
 

@@ -246,7 +246,7 @@ class ScalingView(View):
         first, last = self.points[0], self.points[-1]
         level = _level(last)
         begin = "Undecided: so far " if level == "unknown" else ""
-        said = (
+        sentence = (
             f"{begin}{plural(last.ranks, 'rank')} give a {last.speedup:.3g}× speedup over {first.ranks}: "
             f"{percent(last.efficiency)} scaling efficiency{_interval(last)}."
         )
@@ -254,7 +254,7 @@ class ScalingView(View):
             f"{duration(first.step_us)} with {plural(first.ranks, 'rank')}, {duration(last.step_us)} with {last.ranks}"
         )
         evidence = f"A step takes {steps}; each rank has the same batch. Median of {plural(self.rounds, 'round')}."
-        return Headline("scaling", said, evidence, level)
+        return Headline("scaling", sentence, evidence, level)
 
     def _figures(self) -> dict[str, object]:
         return {"schema": 1, "source": "scaling", "rounds": self.rounds, "stopped": self.stopped, "points": self.points}

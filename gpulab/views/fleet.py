@@ -53,13 +53,15 @@ class FleetView(View):
             return self._nothing()
         least = "at least " if any(job.at_least for job in fleet.jobs) else ""
         share = fleet.idle_fraction
-        said = (
+        sentence = (
             f"{_these(len(fleet.jobs))} held {self._device}s for {_hours(fleet.gpu_hours)}; for {least}"
             f"{_hours(fleet.wasted_gpu_hours)} of it ({percent(share)}) the {self._device}s idled."
         )
         worst = fleet.jobs[0]
         evidence = f"{_label(worst)} wastes most, {_wasted(worst)}: {_why(worst)}"
-        return Headline("fleet", said, evidence, "bad" if share is not None and share > DEFAULT.idle_notice else "good")
+        return Headline(
+            "fleet", sentence, evidence, "bad" if share is not None and share > DEFAULT.idle_notice else "good"
+        )
 
     def _nothing(self) -> Headline:
         unmeasured = self.fleet.unmeasured

@@ -12,7 +12,7 @@ from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, 
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
-from gpulab.views.bars import NamedRow, Segment, named_rows
+from gpulab.views.bars import BarRow, Segment, bar_rows
 from gpulab.views.layout import Column, Row, Section, leading, numbers, present
 from gpulab.views.report.sections import device
 from gpulab.views.view import View
@@ -107,7 +107,7 @@ class HeadspaceReport(View):
         return present(leading(steps), leading(_to_do(self.result)), _notes(self.result))
 
     def _picture(self) -> Markup:
-        return named_rows(_OF_A_STEP, [_bar(line) for line in _steps(self.result).rows if line.bar])
+        return bar_rows(_OF_A_STEP, [_bar(line) for line in _steps(self.result).rows if line.bar])
 
 
 def excludes_gain(headspace: Headspace) -> bool:
@@ -148,11 +148,11 @@ def _steps(headspace: Headspace) -> Section:
     )
 
 
-def _bar(line: Row) -> NamedRow:
+def _bar(line: Row) -> BarRow:
     """A line of the table as a bar with its figures above and its meaning below."""
     label, time, adds, meaning = line.cells
     figures = " · ".join(filter(None, (time, f"adds {adds}" if adds[:1].isdigit() else adds)))
-    return NamedRow(label, figures, meaning, [Segment(label, line.bar or 0, line.colour, time)])
+    return BarRow(label, figures, meaning, [Segment(label, line.bar or 0, line.colour, time)])
 
 
 def _row(part: Part, us: float | None, longest: float, adds: str, reason: str | None) -> Row:
@@ -167,8 +167,8 @@ def _adds(headspace: Headspace, name: str, us: float | None, share: float | None
         return ""
     if name in headspace.certain:
         return f"{duration(us)} ({percent(share)})"
-    said = headspace.verdicts.get(name)
-    return "nothing measurable" if said is not None and is_decided(said) else "undecided"
+    verdict = headspace.verdicts.get(name)
+    return "nothing measurable" if verdict is not None and is_decided(verdict) else "undecided"
 
 
 def _lines(headspace: Headspace) -> list[str]:

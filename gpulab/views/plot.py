@@ -140,8 +140,8 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
 def _legend(axes: Axes, title: str = "", columns: int = 2) -> None:
     """Above the panel: its title, and what its colours mean, each once."""
     keys = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    look = {"frameon": False, "borderaxespad": 0.2, "fontsize": "small", "alignment": "left", "ncols": columns}
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), **look}
+    style = {"frameon": False, "borderaxespad": 0.2, "fontsize": "small", "alignment": "left", "ncols": columns}
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), **style}
     axes.legend(list(keys.values()), list(keys), title=_lines(title, _TITLE), **place)
 
 

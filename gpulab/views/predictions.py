@@ -14,7 +14,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import is_decided
 from gpulab.views import text
-from gpulab.views.bars import PREDICTED, FactorRange, NamedRow, axis_of, labels, layers, named_rows
+from gpulab.views.bars import PREDICTED, BarRow, FactorRange, axis_of, bar_rows, labels, layers
 from gpulab.views.layout import Column, Section, leading, present
 from gpulab.views.report.findings import to_try
 from gpulab.views.view import View
@@ -45,8 +45,8 @@ class Predicted(View):
         if best is None:
             return self._no_prediction(self.predictions[0])
         words = predicted_words(best)
-        said = f"{_TITLE}: {_label(best)} {'is' if 'slower' in words else 'gives'} {words}."
-        return Headline("predicted", said, f"{self._of_run()} {self._to_measure(best)}", "unknown")
+        first_line = f"{_TITLE}: {_label(best)} {'is' if 'slower' in words else 'gives'} {words}."
+        return Headline("predicted", first_line, f"{self._of_run()} {self._to_measure(best)}", "unknown")
 
     def _no_prediction(self, first: Prediction) -> Headline:
         """Why there is no prediction, and the command that measures it where only a run can."""
@@ -81,12 +81,12 @@ class Predicted(View):
         ranges = [_range(p) for p in self.predictions]
         axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
         rows = [
-            NamedRow(_label(p), NONE, sentence(plain(p.reason)))
+            BarRow(_label(p), NONE, sentence(plain(p.reason)))
             if one is None
-            else NamedRow(_label(p), predicted_words(p), layers=layers(axis, one))
+            else BarRow(_label(p), predicted_words(p), layers=layers(axis, one))
             for p, one in zip(self.predictions, ranges, strict=True)
         ]
-        return named_rows(_AXIS, rows, labels(axis))
+        return bar_rows(_AXIS, rows, labels(axis))
 
     def _section(self) -> Section:
         if not self.predictions:

@@ -61,7 +61,7 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
     whole = macros("side_by_side.html").whole(
         sentence(a, b, speed),
         " and ".join(row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure),
-        [f"{row.title}: {said}." for row in (a, b) if (said := run_words(row))],
+        [f"{row.title}: {words}." for row in (a, b) if (words := run_words(row))],
         picture(a, b, of_a, of_b, speed, _figures(a, b)),
         Section("Code, from A to B", code=edit) if edit else None,
     )
