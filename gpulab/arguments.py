@@ -145,7 +145,7 @@ def text_of(answer: Answer, options: argparse.Namespace) -> str:
     from gpulab.views.view import View, as_json
     from gpulab.views.wording import plain
 
-    view, sentences = answer.shown, list(answer.written)
+    view, sentences = answer.content, list(answer.notes)
     if isinstance(view, View):
         page: Path | None = getattr(options, "html", None)
         if page is not None:

@@ -357,16 +357,16 @@ def _show(answer: Answer, options: argparse.Namespace) -> None:
     from gpulab.views.view import View
     from gpulab.views.widgets import in_notebook
 
-    asks_for_text = getattr(options, "json", False) or getattr(options, "html", None) is not None or answer.written
-    if not in_notebook() or isinstance(answer.shown, str) or asks_for_text:
+    asks_for_text = getattr(options, "json", False) or getattr(options, "html", None) is not None or answer.notes
+    if not in_notebook() or isinstance(answer.content, str) or asks_for_text:
         print(text_of(answer, options), end="")
         return
     from IPython.display import display
 
-    if isinstance(answer.shown, View):
-        display(answer.shown.bundle(full=getattr(options, "all", False)), raw=True)  # type: ignore[no-untyped-call]
+    if isinstance(answer.content, View):
+        display(answer.content.bundle(full=getattr(options, "all", False)), raw=True)  # type: ignore[no-untyped-call]
     else:
-        display(answer.shown)  # type: ignore[no-untyped-call]
+        display(answer.content)  # type: ignore[no-untyped-call]
 
 
 @context_matcher()  # type: ignore[untyped-decorator]

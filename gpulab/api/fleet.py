@@ -107,7 +107,7 @@ def show_fleet(options: argparse.Namespace) -> Answer:
         write_table(options.export, rows, COLUMNS)
         sentences.append(f"{plural(len(jobs), 'job')} written to {plain(str(options.export))}")
     if options.alert is None:
-        return Answer(view, written=tuple(sentences))
+        return Answer(view, notes=tuple(sentences))
     return Answer(view, ALERT_STATUS if view.jobs else 0, tuple(sentences), silent=not view.jobs)
 
 

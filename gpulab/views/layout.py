@@ -27,8 +27,8 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 class Row(Struct, frozen=True):
     """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut.
 
-    A `detail` explains the rows above it: the first screen leaves it out, of a table with many columns only that of a
-    terminal. `lesson` is that which the last cell names.
+    A `detail` explains the rows above it: the first screen leaves it out (of a table with more than two columns only in
+    a terminal). `lesson` is the lesson to which the last cell links.
     """
 
     cells: tuple[str, ...]
@@ -44,9 +44,9 @@ class Section(Struct, frozen=True):
 
     The first screen shows a `lead` and `code` open; of every other section it shows only the title and `result`, the
     section in one line. `aside` marks what is about the measurement itself: these are folded together, at the end.
-    `wide` needs the whole width of a page. `code` stands below the sentences, each line as it is. What the picture
-    shows already is `pictured`: beside the picture it is folded, too. `drawing` is HTML above the table; a text leaves
-    it out. `text_only` stands in the whole text and nowhere else.
+    `wide` needs the whole width of a page. `code` stands below the sentences, each line as it is. A `pictured` section
+    repeats the picture in words, so it is folded where there is a picture. `drawing` is HTML above the table, which a
+    text leaves out. A `text_only` section appears in the full text and nowhere else.
     """
 
     title: str
@@ -115,7 +115,7 @@ def leading(section: Section | None) -> Section | None:
 
 
 def present(*sections: Section | None) -> tuple[Section, ...]:
-    """The sections that there are, in order."""
+    """The sections that are not None, in order."""
     return tuple(section for section in sections if section is not None)
 
 

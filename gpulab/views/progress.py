@@ -60,7 +60,7 @@ class Status(Struct, frozen=True):
 
     @classmethod
     def of(cls, progress: Progress, before: Status, *, stopping: bool = False) -> Status:
-        """It goes on so; equal to the status before as long as only time has passed."""
+        """The status while the experiment runs; equal to the one before as long as only time has passed."""
         if progress.elapsed_s is None:
             share = max(before.fraction, share_done(progress))
             return cls(True, words(progress), fraction=share, stopping=stopping)
@@ -73,7 +73,7 @@ class Status(Struct, frozen=True):
         return cls(True, progress.what, rest_of(progress), share, whole_s, since_s, stopping)
 
     def share_at(self, elapsed_s: float | None) -> float:
-        """Of the bar, which never goes back."""
+        """How much of the bar is full; it never shrinks."""
         return max(self.fraction, min(1.0, elapsed_s / self.whole_s) if elapsed_s and self.whole_s else 0.0)
 
     def sent(self) -> dict[str, object]:
@@ -200,7 +200,7 @@ LOG_S = 10.0
 
 
 def log_lines(stream: TextIO) -> Listener | None:
-    """For who reads a log: what begins, as a line of its own, the first at once; None at a terminal."""
+    """For a log: where the experiment stands, a line every few seconds, the first at once; None at a terminal."""
     if stream is None or stream.isatty():
         return None
     due_s = 0.0

@@ -77,7 +77,7 @@ def _short_section(section: Section, width: int) -> Iterator[str]:
 
 
 def _whole_sentences(text: str, width: int) -> list[str]:
-    """The sentences that fit into the lines of a row; the first in any case, whole: half an advice is none."""
+    """The sentences that fit into the lines of a row; at least the first, always whole: half an advice helps nobody."""
     sentences = _SENTENCE_END.split(text)
     lines = textwrap.wrap(sentences[0], width)
     for count in range(2, len(sentences) + 1):
@@ -89,7 +89,7 @@ def _whole_sentences(text: str, width: int) -> list[str]:
 
 
 def _cut_at_a_word(text: str, width: int) -> str:
-    """At most `width` characters; of an enumeration no figure without what it is of."""
+    """At most `width` characters; an enumeration does not end with a figure whose noun was cut off."""
     if len(text) <= width:
         return text
     words = text[: width - 1].rpartition(" ")[0]

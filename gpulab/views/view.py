@@ -52,7 +52,7 @@ class View(ABC):
         return "The rest: .text(full=True), or .html() as a page."
 
     def _more_in_python(self, call: str) -> str:
-        """The same, as a line to type; `call`: of gpulab, which `%load_ext gpulab` does not bind."""
+        """The same as a line of Python; it imports gpulab where the user has not, as after `%load_ext gpulab`."""
         bound = getattr(sys.modules.get("__main__"), "gpulab", None) is sys.modules["gpulab"]  # IPython's names, too
         return f"The rest: {'' if bound else 'import gpulab; '}print(gpulab.{call}.text(full=True))"
 
@@ -110,12 +110,12 @@ def as_json(view: View) -> str:
 class Answer(Struct, frozen=True):
     """What a command has to show: a view, a text, anything with a `repr`. `status` is its exit status at a terminal.
 
-    `written` are sentences about files, in place of the view; `complaints` go to the error output. Where it is
+    `notes` are sentences about written files, in place of the view; `complaints` go to the error output. Where it is
     `silent`, nothing is printed.
     """
 
-    shown: Any = ""
+    content: Any = ""
     status: int = 0
-    written: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     complaints: tuple[str, ...] = ()
     silent: bool = False

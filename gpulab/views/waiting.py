@@ -20,7 +20,7 @@ from gpulab.views.widgets import Output, Repeater, in_notebook
 if TYPE_CHECKING:
     from gpulab.live_feed import Feed, Status
 
-FIRST_S = 1.5  # the line is there before two seconds are over: who waits longer wonders
+FIRST_S = 1.5  # the line is there before two seconds are over: somebody who waits longer wonders whether it hangs
 RENEWED_S = 1.0
 
 BAR = 20  # signs
@@ -144,7 +144,7 @@ class TerminalLine:
 
 
 INTERVAL_S = 1.0
-FIRST_PROGRESS_S = 2.0  # who waits longer wonders
+FIRST_PROGRESS_S = 2.0  # somebody who waits longer wonders whether it hangs
 TERMINAL_S, LOG_S = 10.0, 60.0  # between two lines; without a step both as at a terminal
 _PHASES = {"measuring": "timing", "profiling": "tracing", "after profiling": "timing"}  # as in the live view
 

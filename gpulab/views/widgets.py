@@ -208,7 +208,7 @@ class Offer:
 
 @cache
 def hidden_widget(script: str) -> Callable[..., Any]:
-    """The class of a widget that is never displayed: it makes the output with its `key` alive until it is `over`."""
+    """The class of a widget that is never displayed: its script runs the output with its `key` until it is `over`."""
     return widget_class(script, key="", over=False)
 
 

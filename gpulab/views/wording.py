@@ -36,7 +36,7 @@ class Part(Struct, frozen=True):
         return self.on_cpu if kind == "cpu" and self.on_cpu else self.meaning
 
 
-# In the order in which a bar is stacked: what the unprofiled steps know too comes first, on one common base line.
+# In the order in which a bar is stacked: first the parts of unprofiled steps, so that all bars share a base line.
 PARTS: Mapping[str, Part] = MappingProxyType(
     {
         "data_wait": Part(
@@ -161,7 +161,7 @@ def cut(text: str, width: int) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """As `cut`, but of names that are known by their end, too: what is in the middle goes."""
+    """As `cut`, but leaves out the middle: long names differ at their end, too."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2

@@ -38,7 +38,7 @@ def test_the_job_is_shown_until_it_has_ended(
             for journal in journals:
                 journal.remove()
 
-    ending = watch(Namespace(store=tmp_path, job=asked), sleep).shown
+    ending = watch(Namespace(store=tmp_path, job=asked), sleep).content
     said = capsys.readouterr().out
     assert f"job {shown}\n" in said and "rank 0: step 7" in said and "rank 1: step 7" in said
     assert ending.endswith(f"gpulab report {shown}") and looks == 2

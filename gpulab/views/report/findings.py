@@ -48,7 +48,7 @@ def finding_sections(
 
 
 def open_questions_section(diagnosis: Diagnosis) -> Section | None:
-    """What no rule could tell, and what to record so that it can; None where nothing was left open."""
+    """What no rule could decide, and what to record so that one can; None where nothing is open."""
     by_cure: dict[str, list[str]] = {}
     for question in diagnosis.untold:
         by_cure.setdefault(question.record, []).append(question.what)
@@ -143,7 +143,7 @@ def _title_in(diagnosis: Diagnosis, key: str) -> str:
 
 
 def _most(finding: Finding, diagnosis: Diagnosis) -> str:
-    """The time that the fix may save, and of what."""
+    """How much time the fix may save at most, and of what."""
     time_us = finding.recoverable_us_per_step
     if time_us is None:
         return "size unknown"

@@ -129,7 +129,7 @@ def overhead_section(facts: Facts) -> Section:
 
 
 def changes_section(title: str, changes: Sequence[Change]) -> Section | None:
-    """What was turned, and whether it took effect; None where nothing was."""
+    """What was changed, and whether it took effect; None where nothing was."""
     if not changes:
         return None
     cells = (
@@ -262,7 +262,7 @@ def _pause_cells(run: Run, kind: PauseKind) -> tuple[str, ...] | None:
 
 
 def total_ns(pauses: list[Pause]) -> int:
-    """The time that these cover; two that overlap count once."""
+    """The time that these pauses cover; where two overlap it counts once."""
     return measure(union_of((p.start_ns, p.end_ns) for p in pauses))
 
 
@@ -288,7 +288,7 @@ def _alerts(run: Run) -> Section | None:
 
 
 def pauses_document(run: Run) -> dict[str, object]:
-    """The same as plain data: each kept pause, what was only counted, and the alerts. Times in µs."""
+    """The same as plain data: each pause, the sums of those too short to be listed, and the alerts. Times in µs."""
     return {
         "pauses": [
             {

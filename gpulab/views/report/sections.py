@@ -194,7 +194,7 @@ def _step_lines(facts: Facts) -> list[str]:
 
 
 def _timed_where(facts: Facts) -> str:
-    """On a GPU: whose time the steps without the profiler have."""
+    """On a GPU: by which clock the steps without the profiler were timed."""
     run, rows = facts.run, facts.selection.rows
     if run.source == "trace" or run.device.kind != "cuda" or not len(rows):
         return ""
@@ -208,7 +208,7 @@ def _timed_where(facts: Facts) -> str:
 
 
 def _of_rounds(facts: Facts) -> str:
-    """Where times of a step are means of several."""
+    """Why times are means over several steps, where they are."""
     turns = facts.round_steps
     if turns == 1:
         return ""
@@ -261,7 +261,7 @@ def _parts(facts: Facts) -> Section:
 
 
 def _profiled_alone(facts: Facts) -> Section | None:
-    """The profiled steps by themselves, for who wants to check what the division rests on; of a text alone."""
+    """The traced steps by themselves, for readers who check what the breakdown rests on; only in the full text."""
     account = facts.breakdown
     if account is None or account.whole_window or not account.steps:
         return None
@@ -314,7 +314,7 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
 
 
 def _basis(facts: Facts, shares: StepShares) -> str:
-    """Which steps tell what."""
+    """From which steps the breakdown is."""
     if facts.breakdown is not None and facts.breakdown.whole_window:
         return "No step lies wholly inside the traced window, so it counts as one."
     count, step = shares.profiled_count, facts.step_us
@@ -338,7 +338,7 @@ def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[s
 
 
 def _hidden_wait(facts: Facts, shares: StepShares) -> str:
-    """Why the loop's wait is longer than what the accounting shows of it; empty where it is not."""
+    """Why the loop waits longer than the breakdown says; empty where it does not."""
     wait, exposed_us = facts.data_wait_us, shares.us("data_wait")
     if wait is None or exposed_us is None or facts.run.device.kind != "cuda":
         return ""
