@@ -173,13 +173,13 @@ def _compare(options: argparse.Namespace, script: Script) -> int:
         hide_gpulabs_frames(e)
         script.raised = e
     sys.stdout.flush()
-    statuses = 0
+    status = 0
     if len(experiments) > before and (script.raised is None or experiments[-1].comparisons):
-        statuses = show_recorded(experiments[-1], options, terminal)
+        status = show_recorded(experiments[-1], options, terminal)
     if isinstance(script.raised, KeyboardInterrupt):
         complain("interrupted; what was measured so far is above.")
         return INTERRUPTED_STATUS
-    return script.status() or statuses
+    return script.status() or status
 
 
 def _has_own_ranks(run: Run) -> bool:
