@@ -122,7 +122,7 @@ class Tf32(Knob):
 
 
 class Attention(Knob):
-    """The back end of `scaled_dot_product_attention`. What it cannot take goes to math, which takes everything."""
+    """The back end of `scaled_dot_product_attention`. Inputs that it does not support use math, which supports all."""
 
     name = "attention"
     lesson = "08_fused_kernels"
@@ -137,7 +137,7 @@ class Attention(Knob):
     helps_against = {"unfused_attention": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
-        """torch chooses, as far as can be seen; which it chose is the observation's `attention`."""
+        """torch chooses; its choice is the observation's `attention`."""
         return "auto" if _has_attention(observation) else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
@@ -178,7 +178,7 @@ class Attention(Knob):
         return took_effect(words)
 
     def without(self, observation: Observation) -> Observation:
-        """What the baseline uses is not seen beside the back end that was chosen for it."""
+        """The back end of the baseline does not show in a run with another one."""
         return replace(observation, attention=None)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
@@ -201,7 +201,7 @@ def _allowed(value: Value) -> list[str]:
 
 
 class OwnSetting(Knob):
-    """A setting that torch tells by itself: it is read again when the code is over, for the code may set it, too."""
+    """A setting that can be read from torch. It is read again at the end of the code, which may set it, too."""
 
     kind = "backend setting"
     same_training = True
@@ -209,12 +209,12 @@ class OwnSetting(Knob):
 
     @abstractmethod
     def words(self, value: Value) -> str:
-        """That torch has this value."""
+        """A sentence part: torch had this value."""
 
     def restore_at_end(
         self, read: Callable[[], Value], write: Callable[..., object], effects: KnobEffects, undo: ExitStack
     ) -> None:
-        """Put back what `read` gives now, once what it gives when the code is over was noted."""
+        """At the end of the code note the value that `read` returns, then restore the present one."""
         undo.callback(write, read())
         undo.callback(lambda: effects.counts.update({_AT_END: int(read())}))
 
@@ -288,12 +288,12 @@ class Check(OwnSetting):
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         if self.name not in observation.checks:
-            return f"your code was not seen to run with {self.title.lower()}"
+            return f"your code does not run with {self.title.lower()}, as far as gpulab observed"
         return None
 
 
 class Anomaly(Check):
-    """Autograd's anomaly detection, however it is switched on; what the code switches on meanwhile stays off."""
+    """Autograd's anomaly detection, however it is switched on. Set to off, it stays off even if the code sets it."""
 
     name = "anomaly"
     title = "Anomaly detection"
@@ -322,7 +322,7 @@ class Anomaly(Check):
 
 
 class ValidateArgs(Check):
-    """Whether torch.distributions checks arguments and samples; a distribution that is told to check still does."""
+    """Whether torch.distributions checks arguments and samples; one that is made with validate_args=True still does."""
 
     name = "validate_args"
     title = "Argument validation"

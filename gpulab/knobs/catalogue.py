@@ -1,6 +1,6 @@
 """All knobs in the order of the bench, and how `--set`, `--ab` and `--sweep` name them.
 
-A knob's name is that knob where the code was seen to use what the knob takes hold of, and the knob can be set there.
+A knob's name means that knob where the code was observed to use what it changes, and the knob can be set there.
 Otherwise, as any other name, it is a variable that the code assigns as a literal at its top level or reads. Without
 such a variable a knob's name stays the knob, which then says why it cannot be set.
 """
@@ -146,7 +146,7 @@ def parsed_value(name: str, raw: object) -> Plain:
 
 
 def _can_apply(knob: Knob, observation: Observation) -> bool:
-    """Something of its kind was seen, and there is a value to which it can be set."""
+    """Something of its kind was observed, and there is a value to which it can be set."""
     available: dict[Kind, bool] = {
         "DataLoader option": bool(observation.loaders),
         "module call": bool(observation.modules),
@@ -189,7 +189,7 @@ def _unknown(name: str, variables: Collection[str]) -> UsageError:
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str | None:
-    """By what it is called elsewhere, by how it begins, or by its letters."""
+    """By an alias, by its beginning, or by similar letters."""
     word = name.lower()
     if (alias := knob_by_alias(word)) is not None:
         return alias
@@ -198,7 +198,7 @@ def _nearest(name: str, candidates: Sequence[str]) -> str | None:
 
 
 def knob_by_alias(word: str) -> str | None:
-    """The knob of this name, or that is called so elsewhere."""
+    """The knob of this name or with this alias."""
     return next((knob.name for knob in KNOBS.values() if word in (knob.name, *knob.aliases)), None)
 
 
@@ -218,7 +218,7 @@ def _name_and_text(pair: str, otherwise: str) -> tuple[str, str]:
 
 
 def example(name: str) -> str:
-    """A setting of it, as it is written."""
+    """An example of its setting."""
     knob = KNOBS.get(name)
     return f"{name}={knob.options[-1]}" if knob is not None and knob.options else f"{name}=VALUE"
 

@@ -54,7 +54,7 @@ class Inapplicable(Exception):
 
 
 class Override(Struct, frozen=True, eq=False):
-    """One option and what it is to be; for "dataset" a function that is given the loader and its number of workers.
+    """One option and its new value; for "dataset" a function of the loader and its number of workers.
 
     `reason` says why a loader cannot have it; None where it can.
     """
@@ -115,8 +115,8 @@ class _Session:
                 undo.callback(self._patches.close)
 
     @property
-    def _hears(self) -> bool:
-        """Whether this is the thread, and not a worker process forked from it."""
+    def _is_active(self) -> bool:
+        """Whether this is the thread itself, and not a worker process forked from it."""
         return bool(self._overrides) and get_ident() == self._thread and os.getpid() == self._process
 
     def _patch(self) -> None:
@@ -125,14 +125,14 @@ class _Session:
 
         def wrap_iter(original: Iterate) -> Iterate:
             def __iter__(loader: DataLoader[Any]) -> Any:
-                copy = self._copy_of(loader) if self._hears else None
+                copy = self._copy_of(loader) if self._is_active else None
                 return original(loader) if copy is None else self._iterate(copy, loader, original)
 
             return __iter__
 
         def wrap_len(original: Callable[[Any], int]) -> Callable[[Any], int]:
             def __len__(loader: DataLoader[Any]) -> int:
-                length = self._overridden_length(loader) if self._hears else None
+                length = self._overridden_length(loader) if self._is_active else None
                 return original(loader) if length is None else length
 
             return __len__
@@ -336,7 +336,7 @@ class Beginning(Struct, frozen=True):
 
 
 def beginning(loader: DataLoader[Any], *, goes_on: bool) -> Beginning:
-    """Of this loader; `goes_on`: its workers live already."""
+    """Of this loader; `goes_on`: its persistent workers are running."""
     if goes_on:
         return Beginning(1, False)
     return Beginning(2 if loader.num_workers else 1, True)

@@ -34,7 +34,7 @@ DYNAMOS = ("__import_", "__compiled_fn", "__resume_at", "__builtins_dict__")
 
 
 class DynamoNames:
-    """The names that Dynamo leaves in the namespace of compiled code, taken out when nothing runs by them any more."""
+    """The names that Dynamo leaves in the namespace of compiled code. They are removed when nothing uses them."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
@@ -47,7 +47,7 @@ class DynamoNames:
                 self._before.setdefault(id(names), (names, frozenset(n for n in names if n.startswith(DYNAMOS))))
 
     def remove(self) -> None:
-        """All that came since; what was compiled must be dropped by now, for it reads them."""
+        """Remove all new ones. Compiled code reads them, so it must be gone by now."""
         for names, before in self._before.values():
             for name in [n for n in names if n.startswith(DYNAMOS) and n not in before]:
                 del names[name]
@@ -56,7 +56,7 @@ class DynamoNames:
 
 
 def _forget_hooks() -> None:
-    """Dynamo would take the same names out once more as the code goes, and print a KeyError for each (torch 2.13)."""
+    """Dynamo would remove the same names again when the code is freed, and print a KeyError for each (torch 2.13)."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     instance = getattr(getattr(dynamo, "CleanupManager", None), "instance", None)
     for hooks in getattr(instance, "values", {}).values():

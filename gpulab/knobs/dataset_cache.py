@@ -1,6 +1,6 @@
 """The whole dataset in memory, loaded once before the loop: what a run would be like if loading items cost nothing.
 
-A dataset that gives another item each time (random augmentation) or draws random numbers for it is refused: a cache
+A dataset that returns another item each time (random augmentation) or draws random numbers for it is refused: a cache
 would freeze it. So is one that would take more than 25 % of the free memory or more than 60 s to load, by its first
 items. Random numbers are as before after the loading. Items are loaded when a loader is first iterated and kept by the
 knob until `forget` or until the user's dataset is gone; at each new application a few are loaded anew and compared.
@@ -59,7 +59,7 @@ class DatasetCache(LoaderOption):
         return None if observation.loader is None else False
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
-        """What can be told without loading an item; the rest is in the effects of the run."""
+        """Reasons that need no item to be loaded; the others are in the effects of the run."""
         if not value:
             return None
         if observed.record.iterable:
@@ -291,7 +291,7 @@ def item_bytes(item: Any, depth: int = 0) -> int:
 
 
 def same(a: Any, b: Any, depth: int = 0) -> bool:
-    """Equal in type, shape and every value, NaN with NaN. Of objects that can only be told apart by identity, yes."""
+    """Equal in type, shape and every value, NaN with NaN. Objects without a value to compare count as equal."""
     import numpy as np
     import torch
 

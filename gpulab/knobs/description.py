@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpulab.knobs.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
-from gpulab.knobs.variables import MOST_OBJECTS, walk
+from gpulab.knobs.variables import contents, walk
 from gpulab.run import Loader
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Entry = TypeVar("Entry")
 
 
 def loader_record(owner: Any) -> Loader:
-    """The settings of a DataLoader; of a bare iterator (made before the run) what it still knows."""
+    """The settings of a DataLoader; of an iterator that was made before the run, those that it still has."""
     from torch.utils.data import IterableDataset, default_collate
 
     def attribute(name: str) -> Any:
@@ -52,7 +52,7 @@ def loader_record(owner: Any) -> Loader:
 
 
 class WeakTable(Generic[Entry]):
-    """What belongs to an object, which is known weakly and by identity: an id returns when its object is gone."""
+    """A table by object, which it refers to weakly and by identity. An entry ends with its object."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], Entry]] = {}
@@ -132,7 +132,7 @@ def observed_loader(loader: DataLoader[Any]) -> ObservedLoader:
 
 
 def observed_optimizer(optimizer: Optimizer) -> ObservedOptimizer:
-    """An optimizer; torch's own tell by their param groups whether they have a fused form."""
+    """An optimizer. Param groups of torch's own show whether it has a fused form."""
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
     return ObservedOptimizer(
@@ -226,7 +226,7 @@ def length_of(sized: Any) -> int | None:
 
 
 def _memory_format(weights: Iterable[Tensor]) -> str | None:
-    """Of 4-dimensional weights; one that fits both formats (a 1×1 convolution) tells nothing beside others."""
+    """Of 4-dimensional weights; one that fits both formats (a 1×1 convolution) decides nothing beside others."""
     from torch import channels_last
 
     fits = {(w.is_contiguous(), w.is_contiguous(memory_format=channels_last)) for w in weights}
@@ -267,7 +267,7 @@ def main_can_be_imported() -> bool:
 
 
 def defined_in_main(loader: Any) -> list[str]:
-    """Classes and functions of `__main__` among what a loader's workers are given, as far as pickle would follow."""
+    """Classes and functions of `__main__` among the objects that pickle would send to a loader's workers."""
     things = walk(loader.dataset, loader.collate_fn, loader.worker_init_fn, follow=_pickled_with)
     definitions = (thing if isinstance(thing, _BY_NAME) else type(thing) for thing in things)
     return list(dict.fromkeys(one.__qualname__ for one in definitions if one.__module__ == "__main__"))
@@ -279,9 +279,6 @@ def _pickled_with(thing: object) -> Iterable[object]:
     if isinstance(thing, types.MethodType):
         return (thing.__self__,)
     if isinstance(thing, functools.partial):
-        return (thing.func, *thing.args)
-    if isinstance(thing, list | tuple):
-        return thing[:MOST_OBJECTS]
-    if any(getattr(type(thing), way) is not getattr(object, way) for way in _PICKLING):
-        return ()  # what it gives to pickle is its own affair
-    return getattr(thing, "__dict__", {}).values()
+        return contents(thing)
+    pickles_itself = any(getattr(type(thing), name) is not getattr(object, name) for name in _PICKLING)
+    return () if pickles_itself else contents(thing)

@@ -211,7 +211,7 @@ class CommHook(RankKnob):
 
 
 def _takes_no_hook(model: ObservedDataParallel, value: Value) -> str | None:
-    """Why a model cannot be given this hook; None where it can."""
+    """Why a model cannot take this hook; None where it can."""
     if model.has_hook:
         return HAS_ONE
     return GLOO_WAITS if value == "powersgd" and model.backend == "gloo" and model.bucket_count > 1 else None
@@ -353,7 +353,7 @@ def average(tensors: Sequence[Tensor], group: Any) -> None:
 
 
 class ReshardAfterForward(RankKnob):
-    """Whether modules under `fully_shard` give gathered weights back: kept, none are gathered for the backward pass."""
+    """Whether modules under `fully_shard` free gathered weights: if not, the backward pass gathers none again."""
 
     name = "reshard_after_forward"
     title = "FSDP: reshard after the forward pass"
@@ -366,7 +366,7 @@ class ReshardAfterForward(RankKnob):
     idle_text = NONE_SHARDED
 
     def value_in(self, observation: Observation) -> Value | None:
-        return None  # PyTorch does not tell
+        return None  # PyTorch does not expose it
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         return None if any(m.fully_sharded for m in observation.modules) else NONE_SHARDED

@@ -80,7 +80,7 @@ def _cannot(optimizer: ObservedOptimizer) -> str | None:
 
 
 class _Before:
-    """What an optimizer was like; `put_back` makes it so again and leaves what it has learned."""
+    """An optimizer's options as they were; `put_back` restores them and leaves its state."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -112,7 +112,7 @@ class Switching(OptimizerHook):
         self._switched: dict[int, _Before] = {}
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """Met for the first time, it is switched, unless there is a reason not to."""
+        """At its first step it is switched, unless there is a reason not to."""
         if id(optimizer) in self._optimizers:
             return
         if not self._fused and getattr(optimizer, "found_inf", None) is not None:

@@ -31,7 +31,7 @@ class KnobEffects(Struct):
 
     `counts` says how often something was changed ("loaders", "module calls", "optimizers"); `refusals` why something
     was left as it was, in words for the user; `notes` what else they should know. `preparation_s` was spent to make
-    ready, in the code's time but before it went on: no part of any step.
+    ready, while the code waited: it is no part of any step.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ class LoopEnd(Struct, frozen=True):
 
 
 class CodeEdit(Struct, frozen=True):
-    """How to keep a value: `call` is given `keyword=literal` where the cell has it, else `snippet` is shown.
+    """How to keep a value: `keyword=literal` goes into the `call` where the cell has one, else `snippet` is shown.
 
     `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet, which is
     `lines` and the end of the loop where that changes too. In `literal` the word `keyword` is what the cell has; where
@@ -128,7 +128,7 @@ class CodeEdit(Struct, frozen=True):
 
 
 class StepTimes(Struct, frozen=True):
-    """What a climb has measured when it asks for the next value. `cores`: those that this process may use."""
+    """What a climb has measured when it chooses the next value. `cores`: those that this process may use."""
 
     cores: float = 1.0
     step_us: float = 0.0
@@ -144,7 +144,7 @@ class Knob(ABC):
     name: str  # as in `--set NAME=VALUE`
     title: str  # as in the bench
     help: str  # one line: what it changes and when that helps
-    kind: Kind  # what it takes hold of
+    kind: Kind  # what it changes
     # (False, True) is a switch, words are all there are, of numbers those that the bench proposes
     options: tuple[Value, ...]
     least: int = 1  # of a number
@@ -170,7 +170,7 @@ class Knob(ABC):
     def parse(self, raw: object) -> Value:
         """The value that a user wrote, as a text or in code: from there on it has the knob's own type.
 
-        Raises UsageError naming the knob, what was given and the nearest valid value.
+        Raises UsageError naming the knob, the raw value and the nearest valid one.
         """
         if self.options == (False, True):
             return choice(self.name, raw, ("on", "off"), _SWITCH) == "on"
@@ -212,11 +212,11 @@ class Knob(ABC):
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         """Set it, and have `undo` put it back. What really happens is noted in `effects`, also later.
 
-        What has to outlive a block (a filled cache) is kept by the knob object and dropped by `forget`.
+        What has to outlive a block (a filled cache) stays in the knob object until `forget`.
         """
 
     def forget(self) -> None:
-        """The experiment is over: drop what was kept between blocks."""
+        """The experiment is over: release what is shared between its blocks."""
         return
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
@@ -237,7 +237,7 @@ class Knob(ABC):
         return self.idle_text.format(setting_text(value))
 
     def without(self, observation: Observation) -> Observation:
-        """The observation of a run in which it was applied, with what it brought in taken out."""
+        """The observation of a run in which it was applied, without what the knob itself added."""
         return observation
 
     def environment_with(self, environment: Environment, value: Value) -> Environment:
@@ -273,7 +273,7 @@ def choice(name: str, raw: object, options: Sequence[str], spellings: Mapping[st
 
 
 def as_number(raw: object) -> float:
-    """The finite number that was given, as a text or in code; -1 where it is none."""
+    """The finite number that a text or a value means; -1 where it is none."""
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         return -1.0
     try:

@@ -77,7 +77,7 @@ class Observation(Struct, frozen=True):
     differentiates_twice: bool = False
     checks: frozenset[str] = frozenset()  # that were on, as their knobs are named
     compute_threads: int | None = None  # of an operator on the CPU, at the end of the run
-    step_inputs: StepInputs | None = None  # None: not seen, or not the same in all steps that were watched
+    step_inputs: StepInputs | None = None  # None: unknown, or not the same in all observed steps
 
     @property
     def loader(self) -> ObservedLoader | None:

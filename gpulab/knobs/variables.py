@@ -1,9 +1,9 @@
 """Variables of the user's own code as knobs: which names can be set for one run, to what, and how that is undone.
 
 Two kinds can be set: a name that the code assigns as a plain literal at its top level before anything reads it (the
-literal is replaced), and a name that the code reads and an earlier cell assigned (it is set in the namespace). Reads
-count also where a function or class does the reading that the code uses, whichever cell it was defined in. A plain
-literal is a number, a string, a bool, None, or a tuple or list of these.
+literal is replaced), and a name that the code reads and an earlier cell assigned (it is set in the namespace). It also
+counts as read where a function or class that the code uses reads it, whichever cell defines that. A plain literal is a
+number, a string, a bool, None, or a tuple or list of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpulab.user_code import global_names
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
 
 _ABSENT = object()
-_BUILDING = frozenset({"__new__", "__init__", "__post_init__"})  # of an object that is there they have run
+_BUILDING = frozenset({"__new__", "__init__", "__post_init__"})  # of an existing object these have run
 
 
 class Variables(Struct, frozen=True):
@@ -100,7 +100,7 @@ class Variables(Struct, frozen=True):
         return value
 
     def value(self, name: str, raw: Plain) -> Plain:
-        """What `given`, a value or a text, means for that variable. Raises UsageError where it does not fit."""
+        """`raw`, a value or a text, as a value of that variable. Raises UsageError where it does not fit."""
         return fitted(name, raw, self.present(name))
 
 
@@ -176,7 +176,7 @@ def plain_value(text: str) -> Plain:
 
 
 def fitted(name: str, raw: Plain, present: Plain) -> Plain:
-    """`given`, a value or a text, in the type of the present value. Raises UsageError where that loses something."""
+    """`raw`, a value or a text, in the type of the present value. Raises UsageError where that loses something."""
     value = plain_value(raw) if isinstance(raw, str) else raw
     if present is None:
         return value
@@ -231,10 +231,9 @@ def _literal(node: ast.expr) -> object:
 
 def literal_node(value: object) -> ast.expr:
     """The node of a plain literal, as the parser makes it."""
-    if isinstance(value, tuple):
-        return ast.Tuple([literal_node(v) for v in value], ast.Load())
-    if isinstance(value, list):
-        return ast.List([literal_node(v) for v in value], ast.Load())
+    if isinstance(value, tuple | list):
+        kind = ast.Tuple if isinstance(value, tuple) else ast.List
+        return kind([literal_node(v) for v in value], ast.Load())
     if isinstance(value, int | float) and repr(value).startswith("-"):
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     assert isinstance(value, bool | int | float | str | None)
@@ -282,7 +281,7 @@ def replace_nodes(tree: ast.Module, new: Mapping[ast.expr, ast.expr]) -> None:
 
 
 class _Reading:
-    """Follows code statement by statement, as far as its byte code tells what is read and bound."""
+    """Follows code statement by statement. Its byte code tells which names each statement reads and binds."""
 
     def __init__(self, namespace: Mapping[str, object]) -> None:
         self._namespace = namespace
@@ -293,13 +292,13 @@ class _Reading:
         self.literals: dict[str, list[ast.expr]] = {}
 
     def follow(self, tree: ast.Module) -> None:
-        """All statements in turn. What functions read that are never used counts as well, at the end."""
+        """All statements in turn. What functions read counts at the end, also where the code never calls them."""
         for statement in tree.body:
             self._statement(statement)
         self._reads(name for names in self._later.values() for name in names)
 
     def use(self, value: object) -> None:
-        """Something defined in the namespace is called."""
+        """The code calls something that is defined in the namespace."""
         self._reads(_reads_of(value, self._namespace))
 
     def _statement(self, statement: ast.stmt) -> None:
@@ -342,7 +341,7 @@ def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
 
 
 def _functions(value: object) -> Iterator[FunctionType]:
-    """A function; those of a class; those that an object and what it holds can still run, once for all of a kind."""
+    """A function; the methods of a class; those that an object, and what it holds, can still run, once per class."""
     kinds: set[type] = set()
     for thing in walk(value):
         if isinstance(thing, FunctionType):
@@ -372,19 +371,20 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # but n
 
 
 def walk(*things: object, follow: Callable[[object], Iterable[object]] | None = None) -> Iterator[object]:
-    """The objects themselves first, then the nearest; `follow` says what an object leads to, else all that it holds."""
+    """The objects themselves and all that they hold, breadth first; `follow` says what one object holds."""
     waiting, objects = deque(things), dict[int, object]()
     while waiting and len(objects) < MOST_OBJECTS:
         thing = waiting.popleft()
         if type(thing) in _PLAIN or isinstance(thing, ModuleType | BuiltinFunctionType) or id(thing) in objects:
             continue
-        objects[id(thing)] = thing  # kept, so that its id stays its own
+        objects[id(thing)] = thing  # referred to, so that its id is not used again
         yield thing
         with suppress(Exception):  # a user's object may raise anything, or change meanwhile
-            waiting += (follow or _contents)(thing)
+            waiting += (follow or contents)(thing)
 
 
-def _contents(thing: object) -> list[object]:
+def contents(thing: object) -> list[object]:
+    """The objects that one holds: in its attributes, in its closure or as its elements."""
     if isinstance(thing, type):
         return []
     if isinstance(thing, FunctionType):

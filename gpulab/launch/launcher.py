@@ -28,9 +28,9 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RECORD = ("-m", "gpulab", "record")  # what each rank runs, with `option_words`
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 PREFIX_TEMPLATE = "[default${rank}]:"  # before a line of a rank: its number among all, not on its node; see `line_of`
-LATEST_S = 0.1  # a line is handed on that soon
+LATEST_S = 0.1  # between two reads of the output
 _RANK = re.compile(r"\[default(\d+)\]:")
-# Who dies takes its ranks along: Linux sends SIGTERM to a child whose parent has ended (prctl, 1).
+# Ranks end with this process: Linux sends SIGTERM to a child whose parent has ended (prctl, 1).
 _ORPHANS_END = """
 import ctypes, os, sys
 try:
@@ -161,7 +161,7 @@ def line_of(text: str, *, is_error: bool) -> Line:
 
 
 def option_words(options: Mapping[str, object]) -> list[str]:
-    """Options as words of a command line: without None, False and ""; a list is given once for each of its words."""
+    """Options as words of a command line, without None, False and ""; a list repeats its flag for each element."""
     words: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
@@ -213,5 +213,5 @@ class GrowingFile:
 
 
 def _last_state(raw: bytes) -> str:
-    """A progress bar writes over itself with carriage returns: only its last state is left."""
+    """A progress bar overwrites itself with carriage returns: this is its last state."""
     return raw.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]

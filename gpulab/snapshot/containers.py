@@ -194,7 +194,7 @@ def is_iterator(kind: type) -> bool:
 
 
 def position(iterator: Any, depth: int = DEPTH) -> object:
-    """Something that differs once more has been taken; None where that cannot be told. Takes nothing."""
+    """A value that changes when something is taken from the iterator; None where there is none. Takes nothing."""
     try:
         return _position(iterator, type(iterator), depth) if depth else None
     except Exception:  # a weak proxy of what is gone, an iterator of a library with a mind of its own

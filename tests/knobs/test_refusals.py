@@ -96,7 +96,7 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("tf32", True, replace(NOTHING, device=T4), "Tesla T4"),
     ("tf32", True, replace(NOTHING, device=H100, tf32=False), ""),
     ("compute_threads", 1, SCENE, ""),
-    *((name, False, SCENE, "not seen") for name in ("anomaly", "validate_args")),
+    *((name, False, SCENE, "does not run with") for name in ("anomaly", "validate_args")),
     ("anomaly", False, replace(SCENE, checks=frozenset({"anomaly"})), ""),
     ("compute_threads", 1, ON_GPU, "GPU"),
     ("compute_threads", 1, replace(SCENE, compute_threads=None), "not observed"),
