@@ -47,7 +47,6 @@ from gpulab.views.widgets import in_notebook
 from gpulab.views.wording import cut
 
 EVERY_S = 1.0  # the ranks write as often
-IN_USE = "in_use"  # with this file the folder stays: the job may still begin
 SHARED_S = 30.0  # until a shared folder shows what another machine has written
 CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
 STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
@@ -125,10 +124,8 @@ class RankedCell(Struct, frozen=True):
 
     def _record(self, follower: Follower) -> Ranks:
         own_id = f"cell-{new_id()}"
-        with self.folder(own_id) as folder:
+        with self.folder(own_id, follower) as folder:
             follower.to_end(lambda: self.begin(own_id, folder))
-            if follower.may_go_on:
-                (folder / IN_USE).touch()
         return self._runs(follower)
 
     def begin(
@@ -160,7 +157,7 @@ class RankedCell(Struct, frozen=True):
         return f"slurm-{submitted.number}.0-{own_id}", SlurmProcesses(submitted, outputs(folder, tasks))
 
     @contextmanager
-    def folder(self, own_id: str) -> Iterator[Path]:
+    def folder(self, own_id: str, follower: Follower) -> Iterator[Path]:
         """A folder for the cell and what it reads, removed afterwards; a cluster's nodes must see it."""
         if self.allocation is None:
             with temporary_folder("gpulab-ranks-") as folder:
@@ -171,7 +168,7 @@ class RankedCell(Struct, frozen=True):
         try:
             yield folder
         finally:
-            if not (folder / IN_USE).exists():
+            if not follower.may_go_on:  # else the job may still begin
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another job's is there
                 folder.parent.rmdir()

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.api.cell_ranks import EVERY_S, IN_USE, SHARED_S, STORED_S, Follower, Processes, RankedCell
+from gpulab.api.cell_ranks import EVERY_S, SHARED_S, STORED_S, Follower, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, remember_experiment
 from gpulab.api.runs import runs
 from gpulab.devices.machine import usable_cores
@@ -57,11 +57,9 @@ class RankedExperiment(Struct, frozen=True):
     def run(self) -> Compared:
         """Run and show it. Raises UsageError where nothing was measured, Interrupted after one who stopped it."""
         own_id = f"cell-{new_id()}"
-        with self.cell.folder(own_id) as folder, Stoppable(lambda: follower.stop(), HINT) as progressing:
-            follower = Follower(lambda _, processes: _RankedProgress(folder, self._tasks, processes, progressing))
+        follower = Follower(lambda _, processes: _RankedProgress(folder, self._tasks, processes, progressing))
+        with self.cell.folder(own_id, follower) as folder, Stoppable(follower.stop, HINT) as progressing:
             follower.to_end(lambda: self._begin(own_id, folder))
-            if follower.may_go_on:
-                (folder / IN_USE).touch()
             result = self._result(folder, follower)
             compared = remember_experiment(result)
             progressing.put(compared, full=self.full)
