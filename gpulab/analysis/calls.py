@@ -1,4 +1,4 @@
-"""What holds the training up beside its own computing: calls found by looks at the stack, and pauses known by name."""
+"""Calls and pauses that hold up the training beside its own computing: calls by stack samples, pauses by name."""
 
 from __future__ import annotations
 
@@ -205,9 +205,13 @@ def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
     if looks is None or in_steps is None or not np.isin(looks.kind, trains).any():  # runs of 0.1 keep none of these
         return None
     mine = (in_steps.weight > 0) & (looks.place >= 0) & np.isin(looks.kind, [CALL_KINDS.index("own"), *trains])
-    named = mine & np.array([bool(name) for name in run.callees], bool)[looks.callee]
-    parts = [part for c in np.unique(looks.callee[named]) for part in _as_one(run, looks, named & (looks.callee == c))]
-    parts += [*_by_line(run, looks, mine & ~named), *_by_function(run, looks, mine & ~named)]
+    with_callee = mine & np.array([bool(name) for name in run.callees], bool)[looks.callee]
+    parts = [
+        part
+        for c in np.unique(looks.callee[with_callee])
+        for part in _as_one(run, looks, with_callee & (looks.callee == c))
+    ]
+    parts += [*_by_line(run, looks, mine & ~with_callee), *_by_function(run, looks, mine & ~with_callee)]
     line, rows = max(parts, key=lambda part: int(part[1].sum()), default=(None, mine))
     count, whole = int(rows.sum()), int(mine.sum())
     calls_modules = bool((looks.kind[rows] == CALL_KINDS.index("layer")).mean() >= _MOSTLY_LAYERS) if count else True
@@ -216,7 +220,7 @@ def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
     says_nothing = calls_modules and count >= _ONE_LINE * whole and is_entry
     if line is None or says_nothing or lower_share(count, whole) < _LEADS:
         return None
-    call = _call(run, looks, in_steps, rows, line, "", is_loop=several and not named[rows].any())
+    call = _call(run, looks, in_steps, rows, line, "", is_loop=several and not with_callee[rows].any())
     places = {run.places[p] for p in np.unique(looks.within[rows]).tolist() if p >= 0}
     is_function = several and not call.callee and not LOOP.match(line.text)
     return replace(
@@ -339,8 +343,8 @@ def _hot(run: Run, within: Int32, line: Place) -> Place | None:
 
 def _runs_python(looks: CallLooks, rows: Rows) -> bool:
     """Whether Python itself runs in most of these looks: PyTorch's operators give up the interpreter's lock."""
-    held = looks.holds_lock[rows] if len(looks.holds_lock) else looks.holds_lock
-    return lower_share(int(held.sum()), len(held)) >= MOSTLY_PYTHON
+    holders = looks.holds_lock[rows] if len(looks.holds_lock) else looks.holds_lock
+    return lower_share(int(holders.sum()), len(holders)) >= MOSTLY_PYTHON
 
 
 def _is_bare(run: Run, account: Breakdown | None, within: Int32) -> bool:

@@ -50,8 +50,8 @@ def collective_facts(timeline: Timeline, rows: Int64, time_ns: Int64, steps: int
     `time_ns`: of each row, how long it moves data; where that is not known apart, how long it takes.
     """
     kinds = _column(timeline, "collective", rows)
-    known = np.isfinite(kinds)
-    rows, time_ns, kinds = rows[known], time_ns[known], kinds[known]
+    has_kind = np.isfinite(kinds)
+    rows, time_ns, kinds = rows[has_kind], time_ns[has_kind], kinds[has_kind]
     groups, sizes = (_column(timeline, name, rows) for name in ("process_group", "group_size"))
     keys = np.nan_to_num(np.stack((kinds, groups, sizes), axis=1), nan=-1.0)
     facts = []

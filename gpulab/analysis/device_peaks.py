@@ -260,8 +260,8 @@ def slowed_fraction(run: Run) -> float | None:
         return None
     bits = reasons.value.astype(np.int64)
     after = np.searchsorted(reasons.t_ns, clock.t_ns, side="right") - 1
-    held = (bits[np.maximum(after, 0)] & sum(THROTTLE_NAMES)) != 0
-    return float(1 - clock.value[held].mean() / clock.value.max()) if held.any() else None
+    limited = (bits[np.maximum(after, 0)] & sum(THROTTLE_NAMES)) != 0
+    return float(1 - clock.value[limited].mean() / clock.value.max()) if limited.any() else None
 
 
 def memory_fraction(run: Run) -> float | None:

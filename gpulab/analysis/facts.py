@@ -369,14 +369,14 @@ def early_end_sentence(run: Run) -> str:
     """How the run ended, where that was before its code and the number of steps asked for; else empty."""
     count = len(run.steps)
     how = _EARLY.get(run.outcome) if run.source != "trace" else None
-    asked = run.settings.steps
+    limit = run.settings.steps
     if how is None or run.reached_step_limit:
         return ""
     if not count:
         return f"{how} before its first step."
     epoch = _epoch_steps(run)
-    if asked is not None and count < asked:
-        steps = f"{count:,} of {plural(asked, 'step')}"
+    if limit is not None and count < limit:
+        steps = f"{count:,} of {plural(limit, 'step')}"
     elif epoch is not None and count < epoch:
         steps = f"{count:,} of an epoch's {plural(epoch, 'step')}"
     else:

@@ -146,7 +146,7 @@ class Pieces(Struct, frozen=True):
 
 
 def once(compute: Callable[Concatenate[Labels, P], T]) -> Callable[Concatenate[Timeline, P], T]:
-    """Figures of a timeline that several analyses need: computed at the first call, and there as long as its labels.
+    """A figure of a timeline that several analyses need: computed at the first call, kept as long as the labels are.
 
     All other arguments are hashable.
     """

@@ -211,7 +211,7 @@ def category_of(name: str) -> int:
 
 
 def _category_by_place(span: Span) -> int:
-    """Of a span whose category is none of ours."""
+    """The category of a span by its process or stream, where its own is none of ours."""
     if isinstance(span.pid, str) and span.pid in _LEGACY_PROCESSES:
         return _LEGACY_PROCESSES[span.pid]
     args = span.args or Args()

@@ -205,8 +205,8 @@ class TraceText:
                 return f"{self.path} {what}. {cure}"
         if text[:1] == b"\x0a" and re.search(rb"[\x00-\x08\x0e-\x1f]", text[:64]):
             return f"{self.path} looks like a Perfetto protobuf trace, which gpulab does not read. Export it as JSON."
-        shown = ascii(start[:20].decode("latin-1"))
-        return f"{self.path} is not JSON (it begins with {shown} at byte {len(text) - len(start):,}). {_RECORD}"
+        beginning = ascii(start[:20].decode("latin-1"))
+        return f"{self.path} is not JSON (it begins with {beginning} at byte {len(text) - len(start):,}). {_RECORD}"
 
     def _no_events(self, text: bytes) -> str:
         if self.damage:

@@ -133,8 +133,8 @@ def _lanes(keys: Sequence[Key], used: Sequence[int], labels: Sequence[Label]) ->
         plain = _identifier(value)
         return nameless.setdefault(str(value), -2 - len(nameless)) if plain is None else plain
 
-    named = [(e, str(e.args.name).strip()) for e in labels if e.name == "thread_name" and e.args and e.args.name]
-    names = {(number(e.pid), number(e.tid)): name for e, name in named}
+    titles = [(e, str(e.args.name).strip()) for e in labels if e.name == "thread_name" and e.args and e.args.name]
+    names = {(number(e.pid), number(e.tid)): name for e, name in titles}
     lanes: dict[tuple[str, int, int], tuple[int, Lane]] = {}
     of_key = np.zeros(len(keys), np.int32)
     for i in used:
