@@ -8,6 +8,7 @@ name and from recorded shapes.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +18,9 @@ from gpulab.run import THROTTLE_NAMES, Category, Device, Run
 from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.labels import Mask, distinct
 from gpulab.timeline.launches import replay_of
+
+if TYPE_CHECKING:
+    from gpulab.analysis.facts import Facts
 
 
 class Peaks(Struct, frozen=True):
@@ -120,9 +124,10 @@ class PrecisionUse(Struct, frozen=True):
     costliest_own: str = ""
 
 
-def precision_use(work: DeviceWork) -> PrecisionUse | None:
+def precision_use(facts: Facts) -> PrecisionUse | None:
     """None where kernel names do not tell formats (another maker's GPU), or no kernel ran."""
-    if not len(work.rows) or not names_tell(work.timeline):
+    work = facts.work
+    if work is None or not len(work.rows) or not names_tell(work.timeline):
         return None
     matrix = work.of("matrix")
     name = work.timeline.name_id[work.rows]

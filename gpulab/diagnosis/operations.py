@@ -290,7 +290,7 @@ def own_kernel(context: RuleContext) -> Finding | None:
 def _use(context: RuleContext) -> PrecisionUse | None:
     """The formats of the matrix products; None where the trace does not show them."""
     withheld = context.withheld("kernels") or context.withheld("tensor_core_fraction")
-    return precision_use(context.work) if context.work is not None and withheld is None else None
+    return context.facts.of(precision_use) if context.work is not None and withheld is None else None
 
 
 def _unknown_formats(context: RuleContext, use: PrecisionUse | None) -> Undetermined | None:
