@@ -1,4 +1,4 @@
-"""Whether comparisons keep their word, where the truth is certain: nothing was changed, and what was is found.
+"""Whether comparisons are right where the truth is certain: nothing changed, or a known slowdown.
 
 `same`: arm B sets a variable that the cell reads and that changes nothing; in the same minute the same cell runs twice
 more, one run after the other, each with as many unprofiled steps as one arm had in its blocks. Does the 95 % interval

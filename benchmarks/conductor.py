@@ -1,7 +1,7 @@
 """The conductor of `gpu_first` and `record_gpu`: job after job, each in a process that is ended at its limit.
 
-A GPU is lent for minutes: a job that hangs or crashes costs only itself, what it has said before is kept, and nothing
-that it has started is left.
+A GPU is lent for minutes: a job that hangs or crashes costs only itself. Its answers until then are stored, and no
+process that it started survives it.
 """
 
 from __future__ import annotations

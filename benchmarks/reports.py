@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness import RESULTS, Figure, in_own_process
 from benchmarks.planted import folder_of_its_own, in_notebook
-from planted.catalogue import FOLDER, code_of, header_and_code, parted
+from planted.catalogue import FOLDER, code_of, header_and_code, split_at_mark
 
 CELLS = FOLDER / "reports"
 CASES = tuple(sorted(path.stem for path in CELLS.glob("*.py")))
@@ -43,7 +43,7 @@ def row_of(case: str) -> dict[str, Any]:
     torch.set_num_threads(int(usable_cores() or 1))  # as at home: the harness gives a process one
     header = tomllib.loads(header_and_code((CELLS / f"{case}.py").read_text(encoding="utf-8"))[0])
     with folder_of_its_own(gpu=False):
-        run = in_notebook(*parted(code_of(CELLS / f"{case}.py")))
+        run = in_notebook(*split_at_mark(code_of(CELLS / f"{case}.py")))
         diagnosis = gpulab.diagnose(run)
     said = [
         {

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.harness import Figure, in_own_process
 from benchmarks.planted import folder_of_its_own, in_notebook
-from planted.catalogue import FOLDER, code_of, header_and_code, parted
+from planted.catalogue import FOLDER, code_of, header_and_code, split_at_mark
 from planted.judge import HOT_MARK
 from planted.stopwatch import Clock, Enough, by_optimizer, execute, hushed, notebook
 
@@ -118,7 +118,7 @@ class Stopwatch:
         """The earlier cells and the cell with this around the statement. What was noted is forgotten."""
         self._spans.clear()
         text = re.sub(rf"^( *)(.+{HOT_MARK})$", rf"\1with {_STOPWATCH}: \2", code_of(CELLS / f"{case}.py"), flags=re.M)
-        return parted(text)
+        return split_at_mark(text)
 
     def share_of(self, case: str) -> tuple[float, float]:
         """The same of a run without gpulab, and the µs of a step."""

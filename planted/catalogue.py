@@ -1,4 +1,4 @@
-"""What is planted, read from the files: each says in a header in TOML what is true of the code below it.
+"""The planted cases, read from their files: a TOML header says what is true of the code below it.
 
 The code is what a user would write, so nothing here is linted, typed or tested but that it parses and its edits fit.
 """
@@ -64,12 +64,12 @@ class Planted(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """Keys of a right headline."""
+        """Keys of the findings that are right as a headline."""
         return (*self.causes[:1], *self.also) if self.causes else (HEALTHY,)
 
     @property
     def part(self) -> Part:
-        """The result file that the cell is in."""
+        """The result file to which the cell belongs."""
         return "tuned" if self.looked_at else "aside"
 
     @property
@@ -80,11 +80,11 @@ class Planted(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def text(self) -> tuple[str, str]:
         """The earlier cells, and the training cell, as written."""
-        return parted(code_of(self.path))
+        return split_at_mark(code_of(self.path))
 
     def edited(self, edits: Edits) -> tuple[str, str]:
-        """The same with these edits. Raises ValueError where one does not fit exactly once."""
-        return parted(edited(code_of(self.path), edits, self.name))
+        """The case with these edits. Raises ValueError where one does not fit exactly once."""
+        return split_at_mark(edited(code_of(self.path), edits, self.name))
 
 
 class PlantedRanks(Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,12 +112,12 @@ class PlantedRanks(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """As cells have them: none where it is healthy."""
+        """The planted causes; none where it is healthy."""
         return () if self.cause == HEALTHY else (self.cause,)
 
     @property
     def share(self) -> float:
-        """Of a step: what the cause takes, or the exchange of a healthy script."""
+        """The share of a step that the cause takes; of a healthy script, its exchange between the ranks."""
         return 1 - self.without_ms / self.written_ms
 
     @property
@@ -146,13 +146,13 @@ class PlantedKnob(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """As in the table and in the names of tests."""
+        """The name in the table and in tests."""
         return f"{self.knob}={self.value}, {self.truth}"
 
     @property
     def text(self) -> tuple[str, str]:
         """The earlier cells, and the training cell."""
-        return parted(code_of(FOLDER / "knobs" / self.knob / f"{self.file}.py"))
+        return split_at_mark(code_of(FOLDER / "knobs" / self.knob / f"{self.file}.py"))
 
     def namespace(self) -> dict[str, Any]:
         """The live names of the notebook before the cell runs."""
@@ -179,8 +179,8 @@ class PlantedTrace(Struct, frozen=True, forbid_unknown_fields=True):
     recoverable_us: tuple[float, float] | None = None
 
 
-def parted(text: str) -> tuple[str, str]:
-    """At the mark, which a cell's file has once. Raises ValueError."""
+def split_at_mark(text: str) -> tuple[str, str]:
+    """The earlier cells and the training cell: split at the mark. Raises ValueError where it does not occur once."""
     before, cell = text.split(MARK)
     return before, cell
 
@@ -205,12 +205,12 @@ def header_and_code(text: str) -> tuple[str, str]:
 
 @cache
 def code_of(path: Path) -> str:
-    """What is below the header."""
+    """The code below the header."""
     return header_and_code(path.read_text(encoding="utf-8"))[1]
 
 
 def read(path: Path, kind: type[_Kind]) -> _Kind:
-    """What that file says of itself. Raises ValueError with the file and what is wrong with its header."""
+    """The case of that file. Raises ValueError, which names the file and what is wrong with its header."""
     try:
         header = tomllib.loads(header_and_code(path.read_text(encoding="utf-8"))[0])
         for key in ("cure", "second_cure", "without"):

@@ -1,4 +1,4 @@
-"""The judge of all that is planted: what gpulab said about a case, held against what is true of it."""
+"""Scores gpulab on planted cases: compares its findings with what is known to be true of each case."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FUNCTION = ("def ", "async def ", "class ", "@")
 
 
 class Case(Protocol):
-    """What has planted causes: a cell, a simulated loop."""
+    """A cell or a simulated loop whose causes are known because they were planted."""
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The costliest first; none: healthy."""
+        """The planted causes, the costliest first; none where it is healthy."""
 
     @property
     def also(self) -> tuple[str, ...]:
-        """As true as the first."""
+        """Other causes that are as true as the first."""
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """Keys of a right headline."""
+        """Keys of the findings that are right as a headline."""
 
 
 def said(diagnosis: Any) -> dict[str, Any]:
-    """The findings as plain data, but for the one compute thread that a benchmark gives a cell on purpose."""
+    """The findings as plain data, without the one about a single compute thread, which a benchmark sets on purpose."""
     findings = [f for f in diagnosis.findings if f.key != "idle_cores"]
     first = findings[0] if findings else None
     return {
@@ -59,7 +59,7 @@ def judgement(planted: Case, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trace_judgement(case: PlantedTrace, told: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a trace; `wrong` says in words what must not be so."""
+    """The same for a trace; `wrong` lists in words what the diagnosis should not say."""
     keys = {f["key"] for f in told["findings"]}
     wrong = []
     if case.headline and told["headline"] not in case.headline:
@@ -82,25 +82,25 @@ def true_finding(planted: Case, told: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def prediction_of(finding: Mapping[str, Any] | None, measured: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The finding's prediction beside the measurement that it is about: of its own knobs, else of the planted cure."""
-    found: dict[str, Any] = {"predicted": None, "against": None, "error": None, "holds": None}
+    """The finding's prediction beside the measured gain of its own knobs, else of the planted cure."""
+    result: dict[str, Any] = {"predicted": None, "against": None, "error": None, "holds": None}
     if finding is None or finding["prediction"] is None:
-        return found
+        return result
     prediction = finding["prediction"]
-    found["predicted"] = prediction
+    result["predicted"] = prediction
     against = "advised" if finding["settings"] else "cured"
     arm = (measured or {}).get("arms", {}).get(against)
     if arm is None or prediction["interval"] is None:
-        return found
+        return result
     low, high = prediction["interval"]
-    found |= {"against": against, "holds": low <= arm["ratio"] <= high}
+    result |= {"against": against, "holds": low <= arm["ratio"] <= high}
     if prediction["ratio"] is not None and not prediction["only_sign"]:
-        found["error"] = abs(prediction["ratio"] / arm["ratio"] - 1)
-    return found
+        result["error"] = abs(prediction["ratio"] / arm["ratio"] - 1)
+    return result
 
 
 def truth_of(planted: Planted, measured: Mapping[str, Any] | None) -> str:
-    """Empty where the measurement bears out what was planted, else what it says instead."""
+    """Empty where the measurement confirms the planted cause, else what it shows instead."""
     arms = (measured or {}).get("arms", {})
     if planted.cure and "cured" in arms and arms["cured"]["ratio"] > WORTH_A_CURE:
         return f"the cure only gives ×{arms['cured']['ratio']:.3f}"
@@ -116,12 +116,12 @@ def truth_of(planted: Planted, measured: Mapping[str, Any] | None) -> str:
 
 
 def trials(planted: Planted, arms: Mapping[str, Any]) -> list[str]:
-    """Of the arms the knobs that a healthy cell must not gain from."""
+    """The arms whose knobs a healthy cell must not gain from."""
     return [label for label in (f"{k}={v}" for k, v in planted.tries.items()) if label in arms]
 
 
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the cells that ran."""
+    """Totals over the cells that ran."""
     ran = [row for row in rows if not row["skipped"] and not row["failed"]]
     sick, healthy = [r for r in ran if r["causes"]], [r for r in ran if not r["causes"]]
     layered = [r for r in sick if len(r["causes"]) > 1]
@@ -149,7 +149,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def untrue_of_loop(planted: Case, ratios: Mapping[str, float]) -> str:
-    """Empty where the model of a GPU bears out what was planted, by the time without each part, else what it says."""
+    """Empty where the simulated GPU confirms the planted cause (its time without each part), else what it shows."""
     best = min(ratios, key=lambda key: ratios[key], default="")
     if not planted.causes:
         return f"{best} gives ×{ratios[best]:.3f}" if best and ratios[best] < STILL_HEALTHY else ""
@@ -161,7 +161,7 @@ def untrue_of_loop(planted: Case, ratios: Mapping[str, float]) -> str:
 
 
 def job_judgement(planted: PlantedRanks, document: Mapping[str, Any]) -> dict[str, Any]:
-    """What the JSON of a job's report says. Raises RuntimeError where it is not of all its ranks."""
+    """The score of a job's report, from its JSON. Raises RuntimeError where ranks are missing from it."""
     present = document.get("ranks") or {}
     if document.get("source") != "ranks" or len(present.get("present") or ()) != planted.ranks:
         raise RuntimeError(f"the report is of {document.get('source')}, ranks {present.get('present')}")
@@ -177,12 +177,12 @@ def job_judgement(planted: PlantedRanks, document: Mapping[str, Any]) -> dict[st
 
 
 def verdict_holds(verdict: str, truth: str) -> bool:
-    """Whether it is true of a knob: without a difference also that nothing is decided, as noise may have it."""
+    """Whether a verdict about a knob is true; "undecided" is true, too, where there is no difference."""
     return verdict == truth or (verdict, truth) == ("undecided", "no measurable difference")
 
 
 def score_of_line(named: str, file: str, lines: range) -> str:
-    """`right` within the hot statement, else `wrong` or `none`; `function`: only where a function begins is named."""
+    """`right`: a line of the hot statement; `function`: only the head of its function; else `wrong` or `none`."""
     if not named:
         return "none"
     place, _, text = named.partition(": ")
@@ -212,7 +212,7 @@ def _finding(finding: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """Python's own, which JSON can hold."""
+    """As a float of Python, which JSON can hold."""
     return None if value is None else float(value)
 
 
@@ -221,7 +221,7 @@ def _rank(keys: Sequence[str], expected: Sequence[str]) -> int | None:
 
 
 def _gains(arm: Mapping[str, Any], again: Mapping[str, Any]) -> bool:
-    """Surely: more than the cell as written gains on itself, and the whole interval lies below that."""
+    """Whether it is surely faster: the whole interval lies below the noise of the cell as written against itself."""
     nothing = min(1.0, again["ratio"])
     return bool(arm["ratio"] < STILL_HEALTHY * nothing and arm["interval"][1] < nothing)
 

@@ -62,7 +62,7 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """What a cell prints goes nowhere."""
+    """Discards what a cell prints."""
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -70,7 +70,7 @@ def hushed() -> Iterator[None]:
 
 
 def notebook(before: str, name: str) -> dict[str, Any]:
-    """The names that the earlier cells leave behind. They are a module's, as a notebook's: the compiler asks for it."""
+    """The names that the earlier cells define, in a module as in a notebook: torch.compile needs one."""
     module = ModuleType(f"notebook_{next(_NUMBERS)}")
     sys.modules[module.__name__] = module
     names = vars(module)
@@ -80,19 +80,19 @@ def notebook(before: str, name: str) -> dict[str, Any]:
 
 
 def execute(text: str, names: dict[str, Any], called: str) -> None:
-    """Run the text in these names."""
+    """Run the text with these names."""
     exec(compiled(text, called), names)
 
 
 def compiled(text: str, called: str) -> CodeType:
-    """The text's code, of which tracebacks and `inspect` find the lines."""
+    """The compiled text; tracebacks and `inspect` find its lines."""
     linecache.cache[called] = (len(text), None, text.splitlines(keepends=True), called)
     return compile(text, called, "exec")
 
 
 @contextlib.contextmanager
 def by_optimizer(clock: Clock) -> Iterator[None]:
-    """The clock is called after each step of an optimizer of `torch.optim`."""
+    """Inside, the clock is called after each step of an optimizer of `torch.optim`."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     handle = register_optimizer_step_post_hook(clock)
@@ -104,7 +104,7 @@ def by_optimizer(clock: Clock) -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_backward(clock: Clock) -> Iterator[None]:
-    """The clock is called after each backward pass."""
+    """Inside, the clock is called after each backward pass."""
     import torch
 
     original = torch.Tensor.backward
@@ -123,7 +123,7 @@ def by_backward(clock: Clock) -> Iterator[None]:
 def seconds_per_step(
     cell: str, names: dict[str, Any], warmup: int, steps: int, name: str, by_hand: bool = False
 ) -> float:
-    """Mean wall time of a step. Raises RuntimeError where the cell ends before."""
+    """Mean wall time of a step. Raises RuntimeError where the cell ends too early."""
     clock = Clock(warmup, steps)
     counted = by_backward if by_hand else by_optimizer
     with counted(clock), hushed(), contextlib.suppress(Enough):

@@ -21,7 +21,7 @@ from msgspec import Struct
 from benchmarks.record_gpu.planted_on_cpu import on_cpu
 from planted.catalogue import CELLS as PLANTED
 from planted.catalogue import FOLDER as ROOT
-from planted.catalogue import MARK, Planted, edited, header_and_code, parted
+from planted.catalogue import MARK, Planted, edited, header_and_code, split_at_mark
 
 FOLDER = ROOT / "lessons"
 ORDER = (  # the most informative first
@@ -63,7 +63,7 @@ class Recording(Struct, frozen=True):
 
     def cells(self, *, simulate: bool) -> tuple[str, str]:
         """The earlier cells of the notebook, and the training cell."""
-        return parted(self.small_text if simulate else self.text)
+        return split_at_mark(self.small_text if simulate else self.text)
 
     @property
     def truth(self) -> Planted | None:

@@ -312,8 +312,8 @@ def test_a_scheduler(made: str, lr: str) -> None:
 def test_tied_weights_stay_tied_and_are_copied_once() -> None:
     namespace = notebook("a, b = nn.Linear(50, 50), nn.Linear(50, 50)")
     untied = State.of(namespace, None).bytes
-    parted = notebook(BUFFER)
-    assert State.of(parted, None).bytes == 24 * 4, "parameters in one buffer"
+    split_at_mark = notebook(BUFFER)
+    assert State.of(split_at_mark, None).bytes == 24 * 4, "parameters in one buffer"
     column = notebook("data = torch.zeros(1000, 1000); w = torch.zeros(1000, requires_grad=True)")
     run(column, "column = data[:, 3]; row = data[3]; model = torch.nn.Linear(1000, 1)")
     assert State.of(column, None).bytes == 4 * (1000 + 1000 + 1001), "a column does not cost the whole"
