@@ -37,16 +37,7 @@ from gpulab.tuning.arms import (
 from gpulab.tuning.cell_code import on_interrupt
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.execute import (
-    FULL_RUN_LIMIT_S,
-    Execution,
-    FullRun,
-    Stopper,
-    release,
-    run_block,
-    run_full,
-    seeded,
-)
+from gpulab.tuning.execute import FULL_RUN_LIMIT_S, Execution, FullRun, Stopper, release, run_block, run_full, seeded
 from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, repeated
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import Setting, check_arms, remember, resolve
@@ -278,10 +269,9 @@ class Runner:
             self._say(f"{BASELINE}, seed {seed}", 0)
             if not self._all_restore():
                 return
+            limit_s = self._full_run_s()
             with seeded(seed):
-                full_run = run_full(
-                    first.execution, settings, self._stopper, None, quiet=True, limit_s=self._full_run_s()
-                )
+                full_run = run_full(first.execution, settings, self._stopper, None, quiet=True, limit_s=limit_s)
             self._seeds_done = seed
             error = error_of_all(self._ranks, full_run.error)
             if isinstance(error, Exception):
@@ -290,9 +280,8 @@ class Runner:
 
     def _make_ready(self, arm: Arm, observation: Observation) -> ArmState:
         resolved = resolve(arm, self._code, observation)
-        return ArmState(
-            arm, Execution(self._code, resolved, self._ranks.one_run), self._done.get(arm.label), resolved.failure
-        )
+        execution = Execution(self._code, resolved, self._ranks.one_run)
+        return ArmState(arm, execution, self._done.get(arm.label), resolved.failure)
 
     def _unprofiled_steps(self, profiled: int) -> int:
         """The unprofiled steps of a full run; without blocks in the plan, the number that the user named."""
