@@ -109,10 +109,10 @@ def draw_bubbles(*names: str) -> Figure:
 
 def _bytes(name: str, word: str) -> int:
     """What rank 0 of the run of that name noted under that word. Raises NotMeasured."""
-    noted = latest_note(latest_ranks(name)[0], word)
-    if not noted:
+    size_bytes = latest_note(latest_ranks(name)[0], word)
+    if not size_bytes:
         raise NotMeasured(f"The run {name!r} noted no {word}: run its cell again.")
-    return noted
+    return size_bytes
 
 
 def _exchanging_share() -> float | None:
