@@ -1,6 +1,6 @@
-"""The geometry of bars and lines as shares of a width: parts of a time, speedups with their intervals, curves.
+"""The geometry of bars and lines, as shares of a width: parts of a time, speedups with intervals, curves.
 
-`templates/bars.html` draws them. The axis of factors is logarithmic: 2 is as far from 1 as a half is.
+`templates/bars.html` draws them. The axis of factors is logarithmic: 2 is as far from 1 as 0.5 is.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpulab.run import Float64
 from gpulab.views.html import macros
 from gpulab.views.wording import PARTS
 
-BLUE = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
+BLUE = "#4477AA"  # Paul Tol's "bright" blue: visible on white and on black
 VERDICTS = {"faster": "#1E9E77", "slower": "#D9661F"}
 UNDECIDED = "#8A8A8A"
-A_COLOUR, B_COLOUR = "#8A8A8A", "#8E63C0"  # seen on white and on black
+A_COLOUR, B_COLOUR = "#8A8A8A", "#8E63C0"  # visible on white and on black
 PREDICTED = "#C78A1E"
 FLOOR, POINT, _ONE = "rgba(128,128,128,0.42)", "rgba(128,128,128,0.70)", "rgba(128,128,128,0.95)"
-_LEAST = 0.004  # of a bar: a smaller part is not drawn, and stands in the legend
-_THIN = 0.0025  # of the width: a mark
+_LEAST = 0.004  # share of a bar: a smaller part is not drawn, only listed in the legend
+_THIN = 0.0025  # share of the width: a mark
 
 
 class Segment(Struct, frozen=True):
@@ -37,12 +37,12 @@ class Segment(Struct, frozen=True):
 
     @property
     def is_visible(self) -> bool:
-        """Whether it is wide enough to be seen."""
+        """Whether the part is wide enough to be visible."""
         return self.share >= _LEAST
 
 
 def of_parts(shares: Mapping[str, float], words: Callable[[float], str] = percent, width: float = 1.0) -> list[Segment]:
-    """The parts of a step in one order, their shares in words; all together `width` of a bar."""
+    """The parts of a step in a fixed order, with their shares in words; together they fill `width` of a bar."""
     return [
         Segment(part.label, shares[name] * width, part.colour, words(shares[name]), bool(part.hatch))
         for name, part in PARTS.items()
@@ -65,7 +65,7 @@ class Path(Struct, frozen=True):
 
 
 def area_path(x: Float64, y: Float64, colour: str) -> Path:
-    """From each x on that high; `x` and `y` are shares of the width and of the height, the last y is 0."""
+    """Steps: from each x on, `y` high. `x` and `y` are shares of the width and of the height; the last y is 0."""
     edges = (f"H{1000 * a:.1f}V{100 - 100 * b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
     return Path(f"M0 100{''.join(edges)}z", colour)
 
@@ -83,13 +83,13 @@ def line_path(x: Float64, y: Float64, colour: str, *, dashed: bool = False) -> P
 
 # factors on an axis
 
-LEAST_SPAN = 0.04  # of an axis, in logarithms
+LEAST_SPAN = 0.04  # the least length of an axis, in logarithms
 _ROOM = 0.06  # beyond the outermost factor, as a share of the span
-_STEP = 1.5  # times from one end to the next of an axis that grows
-_NARROW = 6.0  # times from one end of an axis to the other: below, its ticks are as on a linear one
-_WIDE = 300.0  # from here on, only its powers of ten are marked
+_STEP = 1.5  # factor by which an end of a growing axis moves
+_NARROW = 6.0  # ratio of the ends of an axis: below it, ticks are those of a linear axis
+_WIDE = 300.0  # ratio of the ends from which on only powers of ten are marked
 _MOST_TICKS = 6
-_LEAST_PX = 240.0  # the narrowest that an axis is shown
+_LEAST_PX = 240.0  # the narrowest axis on screen
 _CHARACTER_PX, _APART_PX = 7.0, 6.0
 
 
@@ -100,7 +100,7 @@ class FactorAxis(Struct, frozen=True):
     high: float
 
     def place(self, factor: float) -> float:
-        """The position of a factor as a share of the width; a factor outside the axis stands at the nearer end."""
+        """The position of a factor as a share of the width; a factor outside the axis is drawn at the nearer end."""
         share = math.log(factor / self.low) / math.log(self.high / self.low)
         return min(max(share, 0.0), 1.0)
 
@@ -134,7 +134,7 @@ def stepped_axis(factors: Iterable[float], before: FactorAxis | None) -> FactorA
 
 
 def factor_ticks(low: float, high: float) -> list[float]:
-    """Round factors within the bounds, 1 among them where it lies there: 0.5, 1, 2, 5 over a wide range."""
+    """Round factors within the bounds, including 1 if it lies within: 0.5, 1, 2, 5 over a wide range."""
     ticks = _linear_ticks(low, high) if high / low < _NARROW else _decade_ticks(low, high)
     return [tick for tick in ticks if low <= tick <= high]
 
@@ -185,15 +185,16 @@ class Layer(Struct, frozen=True):
 
 
 class FactorRange(Struct, frozen=True):
-    """A factor, its interval, the noise around 1 and the single measurements; `middle` None: only a range."""
+    """A factor, its interval, the noise around 1 and the single measurements. `middle` is None if only a range is
+    known."""
 
     middle: float | None
     interval: tuple[float, float] | None
     colour: str
-    floor: float = 0.0  # as a fraction: 0.05 is from 1/1.05 to 1.05
+    floor: float = 0.0  # noise as a fraction: 0.05 means from 1/1.05 to 1.05
     points: tuple[float, ...] = ()
     predicted: tuple[float, float] | None = None
-    bar: bool = False  # also a faint one from 1 to the middle
+    bar: bool = False  # whether to draw a faint bar from 1 to the middle
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -214,7 +215,7 @@ class BarRow(Struct, frozen=True):
 
 
 def bar_rows(title: str, rows: Sequence[BarRow], labels: Sequence[Label] = ()) -> Markup:
-    """A picture of rows below a title, with the labels of their axis; rows that draw nothing come last."""
+    """A picture of rows below a title, with the labels of their axis; rows without a drawing come last."""
     picture: Markup = macros("bars.html").bar_rows(title, rows, labels)
     return picture
 

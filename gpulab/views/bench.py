@@ -1,6 +1,6 @@
 """Runs of a cell as one table that is a picture: the rows of a bench, the arms of a comparison, the tries of a climb.
 
-The live bench, pages and saved notebooks have the same HTML. Only in the live bench a script handles clicks. Pure.
+The live bench, pages and saved notebooks have the same HTML. Only in the live bench does a script handle clicks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SHORT_LOSS = {
 
 
 def groups(bench: Bench) -> list[tuple[Row, ...]]:
-    """The rows of each version of the cell's text, the present version first."""
+    """The rows of each version of the cell's text, the current version first."""
     now, *earlier = (ordered(bench.at(code)) for code in (bench.code, *reversed(bench.texts)))
     marked = [
         tuple(
@@ -68,12 +68,12 @@ def is_in(bench: Bench, row: Row) -> bool:
 
 
 def ordered(bench: Bench) -> tuple[Row, ...]:
-    """The baseline first, then pinned ones, then the others as they came."""
+    """The baseline first, then pinned rows, then the others in order of arrival."""
     return tuple(sorted(bench.table, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
 def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
-    """The axis of rows while they are measured; `before` is the one that was drawn last."""
+    """The axis of rows while they are measured; `before` is the axis that was drawn last."""
     return stepped_axis((factor for estimate in factor_ranges(rows) for factor in estimate.factors), before)
 
 
@@ -119,7 +119,7 @@ def table_values(
         ("device", "GPU utilization", any(row.utilization is not None for row in rows)),
         ("do", "", alive),
     )
-    rated = any(row.speed is not None and row.speed.pairs for row in rows)  # else reports have a rate of their own
+    rated = any(row.speed is not None and row.speed.pairs for row in rows)  # else reports show their own rate
     lines = []
     for row, estimate in zip(rows, ranges, strict=True):
         rate, renamed = row.samples_per_s if rated else None, bool(row.settings) and row.name not in ("", row.label)
@@ -155,14 +155,15 @@ def table_values(
 
 
 def _rests_on(speed: Speed) -> str:
-    """The verdict, the number of pairs behind it, and how many would decide it."""
+    """The verdict, the number of pairs behind it, and how many pairs would decide it."""
     pairs = speed.pairs_to_decide if speed.pairs >= TOO_FEW else None
     more = f"; about {pairs} pairs would decide" if pairs else ""
     return f"{speed.said}, {plural(speed.pairs, 'pair') if speed.pairs else 'sequential runs'}{more}"
 
 
 def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
-    """Each speedup with its interval, noise and prediction. Single pairs only of two rows, or without an interval."""
+    """Each speedup with its interval, noise and prediction. Single pairs are drawn only if there are two rows or no
+    interval."""
     first, *others = rows
     ranges = [FactorRange(1.0, None, UNDECIDED) if first.is_baseline else _range(first)]
     for row in others:
@@ -199,7 +200,7 @@ def _by_what(row: Row) -> str:
 
 
 def run_words(row: Row) -> str:
-    """The step time of the traced run where it differs from that of the blocks, and why; else empty."""
+    """The step time of the traced run if it differs from that of the blocks, and why; else empty."""
     if not row.by_blocks or not row.run_us or not row.step_us or 1 / AGREES <= row.run_us / row.step_us <= AGREES:
         return ""
     return f"{duration(row.run_us)} in its traced run{', under CPU contention' if _slowed(row) else ''}"
@@ -268,7 +269,7 @@ def text(bench: Bench) -> str:
 
 
 def figures(rows: Sequence[Row]) -> str:
-    """What is measured so far, for one line: "baseline 179 ms, workers=2 86 ms, speedup 2.1× (1.8–2.4), 5 pairs"."""
+    """The measurements so far, in one line: "baseline 179 ms, workers=2 86 ms, speedup 2.1× (1.8–2.4), 5 pairs"."""
     first, *others = rows
     parts = [f"{first.title} {duration(first.step_us)}"]
     for row in others:
@@ -297,7 +298,7 @@ def sum_words(total: Sum) -> str:
 
 
 def full_run_words(row: Row) -> str:
-    """A caption for the report of a row, as HTML: the report is of one traced run, the table's time is of blocks."""
+    """A caption for the report of a row, as HTML: the report shows one traced run, the table's time is from blocks."""
     if not row.by_blocks or not row.run_us:
         return ""
     which = f"the {BASELINE}" if row.title == BASELINE else row.title
@@ -310,12 +311,12 @@ def full_run_words(row: Row) -> str:
 
 
 def edit_html(row: Row, bench: Bench) -> str:
-    """How to keep the row's settings: their one-time cost, then a diff of the cell or a snippet."""
+    """How to keep the row's settings: first their one-time cost, then a diff of the cell or a snippet."""
     cost = next((cost_of_row(rows[0], row) for rows in groups(bench) if any(row.id == one.id for one in rows)), None)
     lines = (f"{capitalized(cost.words)}.",) if cost is not None else ()
     return str(fragment_section(Section("", lines=lines, code=row.edit)))
 
 
 def static_page(bench: Bench, head: str, below: str = "") -> str:
-    """What a saved notebook shows without a kernel: the table, and below it the detail that was open last, as HTML."""
+    """The HTML that a saved notebook shows without a kernel: the table, and below it the detail that was open last."""
     return str(macros("bench.html").saved(Markup(head), Markup(tables(bench)), Markup(below)))

@@ -67,12 +67,12 @@ class Climbed(View):
 
     @property
     def rungs(self) -> tuple[Attempt, ...]:
-        """Every try, in order."""
+        """All tries, in order."""
         return self.result.rungs
 
     @property
     def ratio(self) -> float | None:
-        """Time of all kept settings over the baseline: below 1 is faster; None where they were not compared."""
+        """Time with all kept settings over time of the baseline: below 1 is faster; None if they were not compared."""
         return self.result.whole.ratio if self.result.whole is not None else None
 
     @property
@@ -82,7 +82,7 @@ class Climbed(View):
 
     @property
     def edit(self) -> str:
-        """What makes all kept settings permanent: a diff of the cell, or a snippet; empty where nothing was kept."""
+        """A diff of the cell or a snippet that makes all kept settings permanent; empty if nothing was kept."""
         keep = _edit(self.result)
         return keep.code if keep is not None else ""
 
@@ -183,27 +183,27 @@ def _no_gain(climb: Climb, ending: str) -> Headline:
 
 
 def _causes(climb: Climb) -> list[Finding]:
-    """The causes that are left at the top of the ladder, the costliest first."""
+    """The causes that remain with all kept settings, the costliest first."""
     findings = climb.diagnosis.findings if climb.diagnosis is not None else ()
     return [f for f in findings if not kind_of(f.key).is_verdict]
 
 
 def _ended_words(climb: Climb) -> str:
-    """Why it ended, without a full stop."""
+    """Why the climb ended, without a full stop."""
     if climb.ended == "budget":
         return f"The budget of {climb.bounds.budget_s:g} s is spent (--budget)"
     return _ENDINGS[climb.ended]
 
 
 def _edit(climb: Climb) -> Section | None:
-    """The edit that makes all kept settings permanent; None where they gain nothing together, or change the loss."""
+    """The edit that makes all kept settings permanent; None if together they gain nothing or change the loss."""
     useless = (climb.whole is not None and climb.whole.verdict != "faster") or bool(_loss_moved(climb))
     cost = cost_of(climb.whole) if climb.whole is not None else None
     return keep(climb.top, cost) if climb.kept and not useless else None
 
 
 def _loss_moved(climb: Climb) -> str:
-    """How the loss with all kept settings differs, though each alone left it the same; empty where that is allowed."""
+    """How all kept settings together change the loss, though none alone did; empty if such a change is allowed."""
     loss = climb.whole.loss if climb.whole is not None else None
     if loss is None or loss.verdict in (*KEEPING, "not measurable") or set(climb.kept) & set(climb.bounds.allow):
         return ""
@@ -211,7 +211,7 @@ def _loss_moved(climb: Climb) -> str:
 
 
 def _remaining_causes(climb: Climb) -> Section | None:
-    """What the diagnosis says of the cell with all that was kept."""
+    """The diagnosis of the cell with all kept settings."""
     if climb.diagnosis is None:
         return None
     causes, title = _causes(climb), "What is left"
@@ -270,7 +270,7 @@ def _ladder(climb: Climb) -> Section:
             if comparison.evidence == "interleaved" and comparison.interval and comparison.times_as_fast:
                 gain = factor(comparison.times_as_fast)
                 before, after = (_us(side, per_sample=per_sample) for side in (comparison.a, comparison.b))
-                if before and after:  # of the same blocks
+                if before and after:  # from the same blocks
                     time = duration_range(before, after).replace("–", " → ")
         rows.append((label if rung.back else f"+ {label}", time, *figures, gain, result(rung)))
     time_title = "a sample" if per_sample else "a step"
@@ -280,7 +280,7 @@ def _ladder(climb: Climb) -> Section:
 
 
 def result(rung: Attempt) -> str:
-    """Whether it was kept, why, and how sure the two gains are."""
+    """Whether the setting was kept, why, and how certain the two gains are."""
     comparison, prediction = rung.comparison, rung.prediction
     ranges = []
     if comparison is not None and comparison.evidence == "interleaved" and comparison.interval is not None:
@@ -292,25 +292,26 @@ def result(rung: Attempt) -> str:
 
 
 def _range(interval: tuple[float, float]) -> str:
-    """As times as fast, with as many decimals as keep both ends apart."""
+    """The interval as a speedup, with enough decimals to keep both ends apart."""
     low, high = interval
     return speed_within((low * high) ** 0.5, interval)[1]
 
 
 def origin(rung: Attempt) -> str:
-    """The note of a try that is a row of a bench."""
+    """The note of a try that was taken from a row of a bench."""
     return f"rung {rung.number} of a climb, {result(rung)}"
 
 
 def busy_fraction(facts: Facts | None) -> float | None:
-    """Share of the typical step in which the device works; of a CPU, in which it computes for the training."""
+    """Share of the typical step in which the device works; for a CPU, in which it computes for the training."""
     if facts is None or facts.breakdown is None or facts.shares is None:
         return None
     return facts.shares.of("compute") if facts.breakdown.busy_fraction is None else 1 - facts.shares.idle
 
 
 def data_wait_fraction(facts: Facts | None) -> float | None:
-    """Share of the typical step in which it waits for the next batch; on a GPU only what its work does not hide."""
+    """Share of the typical step spent waiting for the next batch; on a GPU, only the wait that its work does not
+    hide."""
     shares = facts.shares if facts is not None else None
     return None if shares is None else shares.share["data_wait"]
 
@@ -328,7 +329,7 @@ def _notes(baseline: Side, step: int | None) -> tuple[str, ...]:
 
 
 def _figures(side: Side, step: int | None) -> tuple[str, str, str, str]:
-    """Figures of its traced run: busy, data wait, memory, loss."""
+    """Figures of the side's traced run: busy, data wait, memory, loss."""
     facts = side.facts if side.facts is not None and side.facts.few_steps is None else None
     loss = side.losses[step] if step is not None and step < len(side.losses) else None
     return (
@@ -344,7 +345,7 @@ def _loss_text(loss: float) -> str:
 
 
 def _us(side: Side, *, per_sample: bool) -> float | None:
-    """The time of a step or sample in its blocks; without blocks, in its traced run."""
+    """The time of a step or sample in the side's blocks; without blocks, in its traced run."""
     facts = side.facts
     blocks = side.us_per_sample if per_sample else side.us_per_step
     if blocks is not None or facts is None or side.blocks:
@@ -355,7 +356,7 @@ def _us(side: Side, *, per_sample: bool) -> float | None:
 
 
 def _common_loss(sides: Sequence[Side]) -> int | None:
-    """The last step of which all sides that ran have a loss; the very last of a run may have been cut off."""
+    """The last step for which all sides that ran have a loss: the very last loss of a run may be missing."""
     last = min((len(side.losses) for side in sides if side.losses), default=0) - 2
     return last if last >= 0 else None
 
@@ -412,7 +413,7 @@ HINT = "End the climb at the next step; what was kept so far is shown"
 
 
 class Climbing(Stoppable):
-    """Shows the ladder while its block runs, then the result in its place."""
+    """Shows the ladder while the `with` block runs, then the result in its place."""
 
     def __init__(self, stop: Callable[[], None], *, show: bool = True) -> None:
         super().__init__(stop, HINT, show=show)

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class Compared(View):
     """A comparison with its views.
 
-    `verdict`, `ratio` (the time of B over A), `interval`, `noise_floor`, `parts` and `loss` are those of the one
-    comparison there is; of several settings take one of `comparisons`. `price_per_hour` of the machine, in any
-    currency, adds the cost of a million samples.
+    `verdict`, `ratio` (time of B over time of A), `interval`, `noise_floor`, `parts` and `loss` belong to the only
+    comparison; with several settings, use one of `comparisons`. `price_per_hour` of the machine, in any currency, adds
+    the cost of a million samples.
     """
 
     result: Comparison | Experiment
@@ -46,7 +46,7 @@ class Compared(View):
 
     @property
     def experiment(self) -> Experiment:
-        """The result as an experiment: a comparison of two runs is one with a single comparison."""
+        """The result as an experiment: a comparison of two runs is an experiment with a single comparison."""
         result = self.result
         return result if isinstance(result, Experiment) else Experiment((result.a, result.b), (result,), 0.0)
 
@@ -57,7 +57,7 @@ class Compared(View):
 
     @property
     def only(self) -> Comparison:
-        """The one comparison. Raises UsageError where there are several settings, or none."""
+        """The only comparison. Raises UsageError if there are several settings, or none."""
         if len(self.comparisons) != 1:
             raise UsageError(
                 f"This is a comparison of {len(self.comparisons) + 1} settings: use one of its `comparisons`."
@@ -66,17 +66,17 @@ class Compared(View):
 
     @property
     def verdict(self) -> Verdict:
-        """Of B against A: "faster", "slower", "no measurable difference", "undecided" or "not comparable"."""
+        """B against A: "faster", "slower", "no measurable difference", "undecided" or "not comparable"."""
         return self.only.verdict
 
     @property
     def times_as_fast(self) -> float | None:
-        """How many times as fast B is as A, per sample (or step): the figure of the headline."""
+        """Speedup of B over A, per sample (or step): the figure of the headline."""
         return self.only.times_as_fast
 
     @property
     def ratio(self) -> float | None:
-        """Time per sample (or step) of B over A: below 1 is faster."""
+        """Time per sample (or step) of B over that of A: below 1 is faster."""
         return self.only.ratio
 
     @property
@@ -86,7 +86,7 @@ class Compared(View):
 
     @property
     def noise_floor(self) -> float | None:
-        """As a fraction; None: not measured."""
+        """The noise as a fraction; None: not measured."""
         return self.only.noise_floor
 
     @property
@@ -96,7 +96,7 @@ class Compared(View):
 
     @property
     def loss(self) -> LossComparison | None:
-        """The losses of both."""
+        """The losses of both sides."""
         return self.only.loss
 
     @property
@@ -105,7 +105,7 @@ class Compared(View):
         return experiment_headline(self.experiment)
 
     def plot(self) -> Figure:
-        """A matplotlib figure with your rcParams: how many times as fast, with the 95 % intervals."""
+        """A matplotlib figure with your rcParams: the speedups with their 95 % intervals."""
         from gpulab.views.plot import plot_comparisons
 
         return plot_comparisons(self.comparisons)
@@ -187,7 +187,7 @@ def _loss(loss: LossComparison) -> dict[str, object]:
 
 
 def _curve(losses: Sequence[float]) -> list[float | str | None]:
-    """NaN is null; an infinite loss is a text, for JSON has no number for it."""
+    """NaN becomes null; an infinite loss becomes a text, because JSON has no number for it."""
     return [None if math.isnan(x) else x if math.isfinite(x) else ("inf" if x > 0 else "-inf") for x in losses]
 
 
@@ -226,7 +226,7 @@ def _side(side: Side, comparison: Comparison, price_per_hour: float | None) -> d
     }
 
 
-GOOD = 0.8  # ours: below it a fifth of each further rank is lost
+GOOD = 0.8  # our choice: below it, a fifth of each further rank is lost
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -281,7 +281,7 @@ class ScalingView(View):
 
 
 def _level(point: ScalingPoint) -> Level:
-    """Good or bad only where the whole interval is on that side."""
+    """Good or bad only if the whole interval is on that side."""
     if point.interval is None or point.interval[0] < GOOD <= point.interval[1]:
         return "unknown"
     return "good" if point.interval[0] >= GOOD else "bad"
@@ -294,7 +294,7 @@ def _interval(point: ScalingPoint) -> str:
 
 
 class Comparing(Stoppable):
-    """Shows the baseline and these arms while they run; `blocks` returns what was measured so far."""
+    """Shows the baseline and these arms while they run; `blocks` returns the measurements so far."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The sections of the report on a comparison of two settings or of many, in reading order."""
+"""The sections of a report that compares two or more settings, in reading order."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def device_of(sides: Iterable[Side | None]) -> str:
 
 
 def name(side: Side) -> str:
-    """What a side is called on screen."""
+    """The name of a side on screen."""
     return plain(side.label)
 
 
 def heading(side: Side) -> str:
-    """What a side is called above a column."""
+    """The name of a side above a column."""
     return shortened(name(side), _WIDEST)
 
 
@@ -68,7 +68,7 @@ def never_ran(comparison: Comparison) -> bool:
 
 
 def sections(experiment: Experiment, price_per_hour: float | None = None) -> tuple[Section, ...]:
-    """Every section in reading order; none where no setting could be run."""
+    """Every section in reading order; none if no setting could be run."""
     comparisons = experiment.comparisons
     if comparisons and all(never_ran(c) for c in comparisons):
         return ()
@@ -93,7 +93,7 @@ def sections(experiment: Experiment, price_per_hour: float | None = None) -> tup
 def _cautions(comparisons: Sequence[Comparison]) -> Section | None:
     """What a reader must know before any figure: runs in sequence are weaker evidence, and how the runs differ.
 
-    Of several settings one that failed has its reason in its own row, and no figure to read with care.
+    Among several settings, one that failed needs no caution: its row has the reason and no figures.
     """
     comparisons = [c for c in comparisons if not c.b.failure]
     sequential = (
@@ -119,12 +119,12 @@ _DIRECTIONS = {True: "grew", False: "shrank", None: "no clear change"}
 
 
 def _of_both(comparison: Comparison, first: Column = PAIRS[0]) -> tuple[Column, ...]:
-    """The columns of a table with a figure of each side in a row."""
+    """The columns of a table that has one figure per row for both sides."""
     return (first, *numbers(heading(comparison.a), heading(comparison.b)))
 
 
 def _in_one_line(comparison: Comparison, label: str, a: str, b: str) -> str:
-    """A row of such a table where the titles of its columns are not shown."""
+    """A row of such a table, for a view that does not show the column titles."""
     return f"{label}: {a} ({heading(comparison.a)}), {b} ({heading(comparison.b)})"
 
 
@@ -135,7 +135,7 @@ def _with_picture(comparison: Comparison, price_per_hour: float | None) -> Secti
 
 
 def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
-    """The figures of both, row by row. The one ratio there is stands below them, with its verdict."""
+    """The figures of both, row by row. The only ratio is below them, with its verdict."""
     sides = (comparison.a, comparison.b)
     of_a, of_b = (_figures(side, comparison, price_per_hour) for side in sides)
     rows = [(label, of_a[label], of_b[label]) for label in of_a]
@@ -181,12 +181,12 @@ def _steps_of(comparison: Comparison) -> str:
 
 
 def unprofiled_us(side: Side, comparison: Comparison) -> float | None:
-    """A step without the profiler, as the blocks of the comparison have it; None where it rests on profiled steps."""
+    """The step time without the profiler, from the blocks of the comparison; None if it rests on profiled steps."""
     return side.us_per_step if _steps_of(comparison) == UNPROFILED else None
 
 
 def _verdict_line(comparison: Comparison) -> str:
-    """The verdict and the figures it rests on."""
+    """The verdict and the figures behind it."""
     if comparison.ratio is None:
         return "No ratio can be given."
     middle, around = speed_within(comparison.ratio, comparison.interval)
@@ -247,7 +247,7 @@ def _loss_at(curve: Sequence[float], step: int) -> str:
 
 
 def _curves(comparison: Comparison) -> Section | None:
-    """What meters read, over the whole of one traced run each."""
+    """The readings of the meters over one whole traced run of each side."""
     a, b = ({c.name: c for c in side.facts.curves} if side.facts else {} for side in (comparison.a, comparison.b))
     cells = []
     for key, curve in {**b, **a}.items():
@@ -261,7 +261,7 @@ def _curves(comparison: Comparison) -> Section | None:
 
 
 def _to_decide(experiment: Experiment) -> Section | None:
-    """How to measure the fastest undecided setting again; None where one is faster, or none is undecided."""
+    """How to measure the fastest undecided setting again; None if a setting is faster, or none is undecided."""
     if fastest(experiment.comparisons) is not None:
         return None
     open_ones = [c for c in experiment.comparisons if c.verdict == "undecided" and c.b.settings and c.ratio]
@@ -291,7 +291,7 @@ def _settings(experiment: Experiment) -> Section:
 
 
 def per_sample(experiment: Experiment) -> bool:
-    """Whether times are per sample: batches differ, and the samples of every setting are known."""
+    """Whether times are per sample: if batches differ and the samples of every setting are known."""
     ran = [side for side in experiment.sides if not side.failure]
     return any(c.unit == "sample" for c in experiment.comparisons) and all(side.us_per_sample for side in ran)
 
@@ -320,7 +320,7 @@ _BAND = (
     "Faster or slower: the whole interval lies beyond the noise. No measurable difference: it lies within "
     f"{percent(EQUIVALENT)}. Otherwise undecided."
 )
-_METHODS = {  # what the ratio is, its interval by few and by many blocks, and the noise
+_METHODS = {  # what the ratio is, how its interval follows from few and from many blocks, and the noise
     "interleaved": (
         "The ratio is the median over the pairs.",
         "Its interval is Student's t, because there are few pairs.",
@@ -337,13 +337,13 @@ _METHODS = {  # what the ratio is, its interval by few and by many blocks, and t
 
 
 def checks(sides: Sequence[Side]) -> Section | None:
-    """Whether each knob did what it was asked to."""
+    """Whether each knob took effect."""
     changes = dict.fromkeys(check for side in sides for check in side.checks)
     return changes_section("Did the change take effect?", tuple(changes))
 
 
 def _measured(experiment: Experiment) -> Section:
-    """How the comparisons were measured; figures that differ between them name their settings."""
+    """How the comparisons were measured; a figure that differs between settings names its setting."""
     comparisons = [c for c in experiment.comparisons if not c.b.failure] or experiment.comparisons
     rows: dict[tuple[str, str], list[str]] = {}
     for c in comparisons:
@@ -370,7 +370,7 @@ def _method(comparison: Comparison) -> str:
 
 
 def how_measured(comparison: Comparison) -> list[tuple[str, str]]:
-    """The figures that tell how far a comparison carries."""
+    """The figures that show how reliable a comparison is."""
     interleaved, a, b = comparison.evidence == "interleaved", usable(comparison.a), usable(comparison.b)
     if interleaved:
         few = f" (too few to exclude a difference: {TOO_FEW} are needed)" if comparison.pairs < TOO_FEW else ""
@@ -392,12 +392,12 @@ def _dropped(side: Side) -> list[int]:
 
 
 def _in_no_block(side: Side) -> list[int]:
-    """The steps outside the blocks, of a run that was not made for the comparison."""
+    """The steps outside the blocks, for a run that was not made for the comparison."""
     return [len(side.facts.run.steps) - sum(block.step_count for block in side.blocks)] if side.facts else []
 
 
 def _counts(comparison: Comparison, of: Callable[[Side], Sequence[int]]) -> str:
-    """Lowest and highest of each side; once where both are alike."""
+    """Lowest and highest count of each side; once if both sides are equal."""
     a, b = (
         " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)})) if counts else NOT_MEASURABLE
         for counts in map(of, (comparison.a, comparison.b))
@@ -406,7 +406,7 @@ def _counts(comparison: Comparison, of: Callable[[Side], Sequence[int]]) -> str:
 
 
 def _worth_keeping(side: Side) -> bool:
-    """Whether it ran, and its setting took effect."""
+    """Whether the side ran and its setting took effect."""
     return not side.failure and (not side.checks or any(check.state != "no effect" for check in side.checks))
 
 
@@ -422,7 +422,7 @@ def keep_faster(comparison: Comparison) -> Section | None:
 
 
 def keep(side: Side | None, cost: SetupCost | None) -> Section | None:
-    """The edit that makes the setting of a side permanent; None where it has nothing to keep."""
+    """The edit that makes the setting of a side permanent; None if there is nothing to keep."""
     if side is None or not side.edit or not _worth_keeping(side):
         return None
     what = "This edit" if side.edit_is_diff else "This"

@@ -42,12 +42,12 @@ class FleetView(View):
 
     @property
     def jobs(self) -> Sequence[FleetJob]:
-        """By wasted GPU hours, the largest first; jobs whose waste is unknown are not among them."""
+        """The jobs by wasted GPU hours, the largest first, without the jobs whose waste is unknown."""
         return self.fleet.jobs
 
     @property
     def headline(self) -> Headline:
-        """How much they waste together, and the job that wastes most."""
+        """How much the jobs waste together, and the job that wastes most."""
         fleet = self.fleet
         if not fleet.jobs:
             return self._nothing()
@@ -175,7 +175,7 @@ def _cells(job: FleetJob) -> tuple[str, ...]:
 
 
 def _label(job: FleetJob) -> str:
-    """Its name and its id; of a run's id only the time, which is enough to find it."""
+    """The job's name and id; of a run's id only the time, which is enough to find the run."""
     id_ = job.id[:_MOMENT] if job.runs[0] == job.id else job.id
     return plain(f"{cut(job.name, _WIDEST)} {id_}" if job.name and job.name != job.id else job.id)
 
@@ -185,7 +185,7 @@ def _wasted(job: FleetJob) -> str:
 
 
 def _gpus(job: FleetJob) -> str:
-    """How many, and of how many ranks where not all are here."""
+    """The number of GPUs, and the number of ranks if not all ranks are in the store."""
     some = f" ({job.ranks} of {job.world_size} ranks)" if job.ranks < job.world_size else ""
     return f"{job.gpus or '–'}{some}"
 

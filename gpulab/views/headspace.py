@@ -1,4 +1,4 @@
-"""How much faster a cell would be with a perfect DataLoader, as text, page and JSON."""
+"""The report on how much faster a cell would be with a perfect DataLoader, as text, page and JSON."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class HeadspaceReport(View):
 
     @property
     def ceiling(self) -> float | None:
-        """How many times as fast the cell would be with a perfect DataLoader; None where it was not measured."""
+        """Speedup of the cell with a perfect DataLoader; None if it was not measured."""
         return self.result.ceiling
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of that."""
+        """The 95 % interval of `ceiling`."""
         return self.result.interval
 
     @property
@@ -111,7 +111,7 @@ class HeadspaceReport(View):
 
 
 def excludes_gain(headspace: Headspace) -> bool:
-    """Whether the whole interval lies below the least gain that counts; "slower" is no gain either."""
+    """Whether the whole interval lies below the least gain that counts; "slower" also excludes a gain."""
     if headspace.verdicts.get("ideal") in ("slower", "no measurable difference"):
         return True
     few = any(c.ratio is not None and c.pairs < TOO_FEW for c in headspace.experiment.comparisons)
@@ -181,7 +181,7 @@ def _lines(headspace: Headspace) -> list[str]:
 
 
 def _to_do(headspace: Headspace) -> Section | None:
-    """The advice that follows from the rows; None where nothing was measured."""
+    """The advice that follows from the rows; None if nothing was measured."""
     if headspace.ceiling is None:
         return None
     if excludes_gain(headspace):

@@ -1,4 +1,4 @@
-"""What a report is made of: titled tables of plain strings, which each view lays out in its own way."""
+"""The building blocks of a report: titled tables of plain strings, which each view lays out in its own way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Fit = Literal["tight", "number", "wrap", "cut", "code"]
 
 
 class Column(Struct, frozen=True):
-    """A column's title and how its cells use the room: as they are, right-aligned, wrapped, or cut to fit (`code` in
-    letters of one width)."""
+    """A column's title and how its cells use the room: as is, right-aligned, wrapped, or cut to fit (`code` in
+    monospace)."""
 
     title: str
     fit: Fit = "tight"
@@ -27,8 +27,8 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 class Row(Struct, frozen=True):
     """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut.
 
-    A `detail` explains the rows above it: the first screen leaves it out (of a table with more than two columns only in
-    a terminal). `lesson` is the lesson to which the last cell links.
+    A `detail` explains the rows above it. The first screen leaves it out (in a table with more than two columns, only
+    in a terminal). `lesson` is the lesson to which the last cell links.
     """
 
     cells: tuple[str, ...]
@@ -43,10 +43,10 @@ class Section(Struct, frozen=True):
     """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
 
     The first screen shows a `lead` and `code` open; of every other section it shows only the title and `result`, the
-    section in one line. `aside` marks what is about the measurement itself: these are folded together, at the end.
-    `wide` needs the whole width of a page. `code` stands below the sentences, each line as it is. A `pictured` section
-    repeats the picture in words, so it is folded where there is a picture. `drawing` is HTML above the table, which a
-    text leaves out. A `text_only` section appears in the full text and nowhere else.
+    section in one line. `aside` marks sections about the measurement itself: they are folded together, at the end.
+    `wide` needs the whole width of a page. `code` is printed below the sentences, each line as is. A `pictured` section
+    repeats the picture in words, so it is folded where there is a picture. `drawing` is HTML above the table; text
+    output omits it. A `text_only` section appears only in the full text.
     """
 
     title: str
@@ -79,12 +79,12 @@ class Section(Struct, frozen=True):
 
     @property
     def details(self) -> tuple[Row, ...]:
-        """What is folded below the other rows, of a leading table of pairs."""
+        """The rows that a leading table of pairs folds below its other rows."""
         return tuple(row for row in self.rows if row.detail) if self.lead and self.columns == PAIRS else ()
 
     @property
     def in_short(self) -> str:
-        """The section in one line: its result, else its first row or sentence."""
+        """The section in one line: its result or, without one, its first row or sentence."""
         if self.result:
             return self.result
         if self.rows:
@@ -110,7 +110,7 @@ class Section(Struct, frozen=True):
 
 
 def leading(section: Section | None) -> Section | None:
-    """The same section, open on the first screen."""
+    """The section, marked to be open on the first screen."""
     return replace(section, lead=True) if section is not None else None
 
 

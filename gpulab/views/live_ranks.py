@@ -1,4 +1,5 @@
-"""A job's ranks while they run, a row each. All steps take equally long, so the picture shows who waits for whom.
+"""A job's ranks while they run, one row each. All ranks have equally long steps, so the picture shows who waits for
+whom.
 
 A notebook has HTML without a script, renewed in place; a terminal has a line of text per rank.
 """
@@ -20,7 +21,7 @@ SILENT_S = 5.0  # a rank that is silent for longer has a note
 
 
 class RankRow(Struct, frozen=True):
-    """The latest figures of one rank; None: unknown. `waits` are shares of its time."""
+    """The latest figures of one rank; None: unknown. `waits` are shares of the rank's time."""
 
     rank: int
     node: str
@@ -81,7 +82,7 @@ _KEY = (
 
 
 def _parts(row: RankRow) -> list[Segment]:
-    """How its time divides, in shares."""
+    """The parts of the rank's time, as shares."""
     others = row.waits.waits if row.waits is not None else 0.0
     data = row.data_wait_us / row.step_us if row.step_us and row.data_wait_us is not None else 0.0
     data = min(data, 1.0 - others)
@@ -116,5 +117,5 @@ class LiveRanksOutput(Output):
         self.show({"text/html": markup(rows, straggler, elapsed_s, note), "text/plain": plain_text})
 
     def replace(self, bundle: Mapping[str, object]) -> bool:
-        """Put something else in its place. False where there is no such output."""
+        """Put something else in the output's place. False if there is no such output."""
         return bool(self) and self.show(bundle)

@@ -1,8 +1,9 @@
-"""Where a run is shown while it goes on and when it has ended: a live view in a notebook, or the terminal.
+"""Shows a run while it goes on and when it has ended: as a live view in a notebook, or in the terminal.
 
-The live view is one anywidget that draws a run in the browser while its cell still goes on. A thread drains the feed,
-and only ever calls `Widget.send`: traits are not thread safe, and ipykernel 7 loses or misplaces what a thread prints
-or displays. Nothing here may break the run: a failure ends the view, quietly, and stands in `LiveView.problem`.
+The live view is one anywidget that draws a run in the browser while its cell still goes on. A thread drains the feed
+and calls nothing but `Widget.send`: traits are not thread safe, and ipykernel 7 loses or misplaces what a thread prints
+or displays. Nothing in this module may break the run: a failure ends the view quietly; `LiveView.problem` has the
+reason.
 
 Wire format, read by frontend/src/message.js: a JSON head `{v, status, samples, series, ended}` and float32 buffers,
 little-endian: the steps as rows of `STEP_COLUMNS`, then one buffer of (s, value) rows per name in `samples`.
@@ -50,11 +51,11 @@ WIRE_VERSION = 2
 STEP_COLUMNS = ("end_s", "wall_ms", "wait_ms", "samples_per_s")
 INTERVAL_S = 0.1  # 10 Hz: smooth to the eye, about 0.3 % of one core
 PLAIN_TEXT = "gpulab is measuring this cell; its report follows when the cell ends."
-NOTE_S = 5.0  # between two last frames
+NOTE_S = 5.0  # between two frames for a notebook without a kernel
 
 
 def last_frame(text: str) -> dict[str, str]:
-    """What a notebook shows in place of the view where the kernel went away in the middle of the run."""
+    """What a notebook shows in place of the view if the kernel went away in the middle of the run."""
     words = f"{text} The kernel ended or was restarted during this run. What was measured so far: %gpulab report"
     html = f'<style>{static("live_note.css")}</style><div class="gpulab-live-note">{escape(words)}</div>'
     return {"text/plain": "", "text/html": html}
@@ -67,7 +68,7 @@ def _error_words(e: Exception) -> str:
 def message(
     delta: Delta, series: tuple[SeriesInfo, ...], *, ended: bool = False
 ) -> tuple[dict[str, object], list[bytes]]:
-    """Head and buffers: what is new, and the legend of all curves."""
+    """Head and buffers: the new data, and the legend of all curves."""
     head = {
         "v": WIRE_VERSION,
         "status": plain_values(delta.status),
@@ -81,7 +82,7 @@ def message(
 class LiveView:
     """A `Monitor` that shows one run in the notebook's output area. Make a new one for each run.
 
-    `problem` says why it ended early; empty while all is well.
+    `problem` says why the view ended early; empty while it works.
     """
 
     def __init__(self, kernel: object, interval_s: float = INTERVAL_S) -> None:
@@ -114,12 +115,12 @@ class LiveView:
         self._repeater = Repeater("live-view", self._push, self._interval_s)
 
     def _on_comm(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
-        """Stop, from a front end that offers no control channel; it arrives while the main thread is free."""
+        """Handle Stop from a front end without a control channel; the message arrives while the main thread is free."""
         if content.get("kind") == "stop" and self._feed is not None:  # None once the run is over
             self._feed.request_stop()
 
     def _push(self, *, ended: bool = False) -> bool:
-        """Send what is new, now and then the frame for a notebook without this kernel; False ends it."""
+        """Send the new data, and now and then the frame for a notebook without this kernel; False ends the thread."""
         if self._feed is None or self._widget is None or self.problem:
             return False
         try:
@@ -147,7 +148,7 @@ class LiveView:
         self._feed = None
 
     def close(self) -> None:
-        """Take the view away, leave no thread, handler or widget behind. May be called twice."""
+        """Remove the view with its thread, handler and widget. May be called twice."""
         self.end()
         self._output.clear()
         self._note.clear()
@@ -163,12 +164,12 @@ class LiveView:
 
 @cache
 def _widget_class() -> Callable[..., Any]:
-    """A pipe to frontend/src/index.js."""
+    """The widget class whose messages frontend/src/index.js draws."""
     return widget_class("live.js", run_key="")
 
 
 def why_no_live_view() -> str:
-    """Why this process can show no live view, as one clause; empty where it can."""
+    """Why this process can show no live view, as one clause; empty if it can."""
     if not in_notebook():
         return "no Jupyter kernel runs this code"
     if importlib.util.find_spec("anywidget") is None:
@@ -180,7 +181,8 @@ EVERY_S = 3.0
 
 
 class Sentence:
-    """Renewed every few seconds: to find it takes two milliseconds. Nothing here may break the run."""
+    """A sentence about the run so far, renewed every few seconds: computing it takes 2 ms. A failure cannot break the
+    run."""
 
     def __init__(self) -> None:
         self._words = ""
@@ -205,9 +207,9 @@ def _sentence(until_now: SoFar) -> str:
 
 
 class Stage(Struct):
-    """One run's place on the screen. In a notebook: the live view first, then in its place the report.
+    """One run's place on the screen. In a notebook: first the live view, then the report in its place.
 
-    `lacks_live` is the reason why a live view could not be made, or empty. `full`: nothing is folded.
+    `lacks_live` is the reason why no live view could be made, or empty. `full`: nothing is folded.
     """
 
     monitor: LiveView | None
@@ -217,7 +219,7 @@ class Stage(Struct):
 
     @classmethod
     def open(cls, *, live: bool, full: bool = False) -> Stage:
-        """Prepare before the run starts what its end would have to wait for."""
+        """Prepare, before the run starts, everything that its end would otherwise wait for."""
         live = live and in_notebook()
         lacks_live = why_no_live_view() if live else ""
         monitor = LiveView(running_kernel()) if live and not lacks_live else None
@@ -245,7 +247,8 @@ class Stage(Struct):
 
 
 def _without_live_view(report: Report | RankedReport, reason: str) -> Report | RankedReport:
-    """The report with the live view among what is missing: of this showing, so not in the record."""
+    """The report with the live view listed as missing. The record is unchanged: the reason concerns only this
+    display."""
     from gpulab.views.report.report import Report
 
     if not isinstance(report, Report):

@@ -1,6 +1,6 @@
-"""For papers and slides: `run.plot()`, `comparison.plot()`. Imported when called.
+"""Figures for papers and slides: `run.plot()`, `comparison.plot()`. matplotlib is imported only when they are called.
 
-Fonts, sizes and lines are those of the user's rcParams; the parts of a step have the colours of the report.
+Fonts, sizes and lines follow the user's rcParams; the parts of a step have the colours of the report.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gpulab.views.comparison_sections import name
 from gpulab.views.run_figure import MEMORY, PERCENT, Chart
 
 _MOST_CURVES = 6
-_BAR_PX = 22  # beside the heights of the charts
-_PANEL_IN = 1.5  # the least height of a figure, for each of its panels
+_BAR_PX = 22  # on the scale of the charts' heights
+_PANEL_IN = 1.5  # least height of a figure per panel
 _TITLE, _LABEL, _SETTING = 72, 34, 24  # characters of a line
-_ROW_IN, _AXIS_IN = 0.45, 1.2  # of a comparison: a setting, and what stands around all of them
+_ROW_IN, _AXIS_IN = 0.45, 1.2  # a comparison's height per setting, and around all settings
 
 
 class NotebookFigure(Figure):
@@ -44,9 +44,9 @@ class NotebookFigure(Figure):
 
 
 def plot_run(run: Run) -> Figure:
-    """Where a typical step's time goes, the steps over time, the device's curves: what there is of these.
+    """A typical step's parts, the steps over time and the device's curves, as far as they were measured.
 
-    Raises UsageError where there is none.
+    Raises UsageError if none was measured.
     """
     run_facts = facts(run)
     parts = run_figure.segments(run_facts)
@@ -79,7 +79,7 @@ def _draw_parts(axes: Axes, parts: Sequence[Segment], title: str) -> None:
 
 
 def _draw_chart(axes: Axes, chart: Chart, explained: Container[str]) -> None:
-    """Draw a chart of the page; labels that another legend has already are in `explained`."""
+    """Draw a chart of the page; `explained` has the labels that another legend already shows."""
     base = np.zeros(1)
     for line in chart.lines:
         label = "_" if line.label in explained else _lines(line.label, _LABEL)
@@ -94,9 +94,9 @@ def _draw_chart(axes: Axes, chart: Chart, explained: Container[str]) -> None:
 
 
 def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
-    """How many times as fast each setting is as the first, with the 95 % interval, the noise and the pairs of blocks.
+    """The speedup of each setting over the first, with the 95 % interval, the noise and the pairs of blocks.
 
-    Raises UsageError where no setting could be compared.
+    Raises UsageError if no setting could be compared.
     """
     first, *rows = rows_of(comparisons)
     ranges = factor_ranges([first, *rows])[1:]
@@ -138,7 +138,7 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _legend(axes: Axes, title: str = "", columns: int = 2) -> None:
-    """Above the panel: its title, and what its colours mean, each once."""
+    """Write the title and the legend above the panel; each colour is explained once."""
     keys = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     style = {"frameon": False, "borderaxespad": 0.2, "fontsize": "small", "alignment": "left", "ncols": columns}
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), **style}
@@ -146,6 +146,6 @@ def _legend(axes: Axes, title: str = "", columns: int = 2) -> None:
 
 
 def _lines(text: str, width: int) -> str:
-    """Text in at most three lines, escaped so that matplotlib takes none of it for a formula or a TeX command."""
+    """Text in at most three lines, escaped so that matplotlib reads no part as a formula or a TeX command."""
     lines = textwrap.wrap(wording.plain(text), width, max_lines=3, placeholder=" …")
     return re.sub(r"([$%&#_{}])" if rcParams["text.usetex"] else r"(\$)", r"\\\1", "\n".join(lines))

@@ -1,4 +1,4 @@
-"""Predicted speedups of settings that were not tried yet, and beside them what was measured afterwards."""
+"""Predicted speedups of settings that were not tried yet, next to the speedups that were measured afterwards."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Predicted(View):
 
     run: str
     predictions: tuple[Prediction, ...]
-    doubt: str = ""  # what disturbed the run from which they are made, as sentences
-    source: str | None = None  # of that run
+    doubt: str = ""  # what disturbed the run behind the predictions, as sentences
+    source: str | None = None  # source of that run
 
     @property
     def headline(self) -> Headline:
-        """The first prediction that says something, and how to measure it."""
+        """The first prediction that has a result, and how to measure it."""
         if not self.predictions:
             first, _, rest = NOTHING.partition(". ")
             return Headline("nothing_predicted", f"{first}.", rest, "unknown")
@@ -49,7 +49,7 @@ class Predicted(View):
         return Headline("predicted", first_line, f"{self._of_run()} {self._to_measure(best)}", "unknown")
 
     def _no_prediction(self, first: Prediction) -> Headline:
-        """Why there is no prediction, and the command that measures it where only a run can."""
+        """Why there is no prediction, and the command that measures the setting if only a run can show its effect."""
         why = sentence(plain(first.reason))
         command = self._to_measure(first) if first.needs_run else ""
         evidence = " ".join(filter(None, (why, command)))
@@ -127,14 +127,14 @@ NONE = "no prediction"
 
 
 def speed_words(ratio: float, interval: tuple[float, float] | None) -> str:
-    """A ratio of times in words: "2.0× speedup (1.8–2.3)"; "slower" only where no bound says otherwise."""
+    """A ratio of times in words: "2.0× speedup (1.8–2.3)"; "slower" only if both bounds are slower."""
     is_slower = ratio > 1 and (interval is None or interval[0] > 1)
     times = None if interval is None else (1 / interval[1], 1 / interval[0])
     return speedup(1 / ratio, times, ("{} speedup", "{} slower" if is_slower else ""))
 
 
 def predicted_words(prediction: Prediction) -> str:
-    """A prediction as a speed; a mere range has no middle."""
+    """A prediction as a speedup; a mere range has no middle."""
     if prediction.ratio is None or prediction.interval is None:
         return f"{NONE}: {plain(prediction.refused)}"
     if prediction.only_sign:
@@ -144,7 +144,7 @@ def predicted_words(prediction: Prediction) -> str:
 
 
 def predicted_figures(prediction: Prediction) -> str:
-    """For a column of times as fast, "1.9 (1.6–2.3)"; a mere range, "1.6 to 2.3", has no middle."""
+    """A speedup for a table: "1.9 (1.6–2.3)", or "1.6 to 2.3" for a mere range, which has no middle."""
     if prediction.ratio is None or prediction.interval is None:
         return NONE
     if prediction.only_sign:
@@ -153,14 +153,14 @@ def predicted_figures(prediction: Prediction) -> str:
 
 
 def memory_words(prediction: Prediction) -> str:
-    """ "; 1.4× today's peak of the GPU's memory", or nothing where no change of it is predicted."""
+    """ "; 1.4× today's peak of the GPU's memory"; empty if no change of memory is predicted."""
     if prediction.memory_ratio is None or prediction.memory_ratio == 1:
         return ""
     return f"; {factor(prediction.memory_ratio)}× today's peak of the GPU's memory"
 
 
 def section(comparisons: Sequence[Comparison]) -> Section | None:
-    """A line for each setting with a prediction; None where there is none."""
+    """A line for each setting with a prediction; None if no setting has one."""
     pairs = [(c, c.b.prediction) for c in comparisons if c.b.prediction is not None]
     if not pairs:
         return None
@@ -195,7 +195,7 @@ def _in_short(comparison: Comparison, prediction: Prediction) -> str:
 
 
 def _measured(comparison: Comparison) -> tuple[float, tuple[float, float] | None] | None:
-    """The measured ratio and its interval; None where the comparison has none."""
+    """The measured ratio and its interval; None if the comparison has no ratio."""
     if comparison.ratio is None or comparison.verdict == "not comparable":
         return None
     return comparison.ratio, comparison.interval

@@ -1,8 +1,8 @@
-"""What is going on right now: one line that is renewed, in a notebook with a bar and Stop, and figures so far below it.
+"""Progress of an experiment: one line that is renewed, with the figures so far below; a notebook adds a bar and Stop.
 
-An experiment runs the user's cell on the main thread, where a click would wait for its end: Stop asks on the kernel's
-control channel (gpulab.views.widgets). The notebook's own stop button ends it as well. The same line as HTML
-is for front ends without widgets.
+An experiment runs the user's cell on the main thread, where a click would wait until the experiment ends. So Stop uses
+the kernel's control channel (gpulab.views.widgets). The notebook's own stop button works as well. Front ends without
+widgets show the same line as HTML.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gpulab.views.waiting import TerminalLine
 from gpulab.views.widgets import Output, ProgressWidget, accept_stop, in_notebook, running_kernel, show_bundle
 
 RENEWED_S = 0.2
-BEHIND_WIDGET_S = 1.9  # the HTML that a widget hides, where nothing new begins
-JITTER_S = 0.5  # of a time that is counted from another one
-TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
+BEHIND_WIDGET_S = 1.9  # renews the HTML behind a widget if nothing new begins
+JITTER_S = 0.5  # error of a begin computed from the elapsed time
+TRACED_SHARE = 0.15  # share of the bar for the traced runs, before the blocks
 
 
 class Displayable(Protocol):
@@ -43,9 +43,9 @@ Level = Literal["quiet", "good", "bad"]
 
 
 class Status(Struct, frozen=True):
-    """What goes on, for frontend/src/running.js, whose clock counts on; when nothing does, what came of it.
+    """The progress for frontend/src/running.js, whose own clock counts on; at the end, the outcome.
 
-    `rest` follows the time; `whole_s` is what all takes, `since_s` when it began by this process's clock.
+    `rest` is the text after the time; `whole_s` is the total duration, `since_s` the begin by this process's clock.
     """
 
     running: bool = False
@@ -60,7 +60,7 @@ class Status(Struct, frozen=True):
 
     @classmethod
     def of(cls, progress: Progress, before: Status, *, stopping: bool = False) -> Status:
-        """The status while the experiment runs; equal to the one before as long as only time has passed."""
+        """The status while the experiment runs; equal to `before` as long as only time has passed."""
         if progress.elapsed_s is None:
             share = max(before.fraction, share_done(progress))
             return cls(True, words(progress), fraction=share, stopping=stopping)
@@ -81,9 +81,9 @@ class Status(Struct, frozen=True):
 
 
 class Progressing:
-    """Shows progress while its block runs, then the result in its place. `also` is called with each step, too.
+    """Shows progress while the `with` block runs, then the result in its place. `also` is called with each step, too.
 
-    `show` is whether there is a result to show: who waits sees the progress either way.
+    `show`: whether to show the result; the progress is shown either way.
     """
 
     def __init__(self, also: Listener | None, *, show: bool = True) -> None:
@@ -104,13 +104,13 @@ class Progressing:
         return self
 
     def tell(self, progress: Progress) -> None:
-        """Show where the experiment stands."""
+        """Show the experiment's progress."""
         if self._also is not None:
             self._also(progress)
         self._renew(progress, RENEWED_S)
 
     def tick(self, progress: Progress) -> None:
-        """The same from another thread, while the user's code runs on this one."""
+        """Show the progress from another thread, while the user's code runs on this thread."""
         self._context.copy().run(self._renew, progress, BEHIND_WIDGET_S if self._widget is not None else RENEWED_S)
 
     def _renew(self, progress: Progress, every_s: float) -> None:
@@ -128,17 +128,17 @@ class Progressing:
 
     def _draw(self, progress: Progress) -> None:
         line = macros("running.html").progress(words(progress), self._status.share_at(progress.elapsed_s))
-        if self._widget is not None:  # which hides it where it is alive
+        if self._widget is not None:  # a live widget hides the HTML
             line = Markup('<div class="gpulab-twin-{}">{}</div>').format(self._widget.key, line)
         text = words(progress, self._figures())
         self._output.show({"text/html": f"{line}{self._picture()}", "text/plain": text})
 
     def _figures(self) -> str:
-        """What there is so far, in a few words."""
+        """The figures so far, in a few words."""
         return ""
 
     def _picture(self) -> Markup:
-        """The same as HTML."""
+        """The figures so far as HTML."""
         return Markup()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -147,11 +147,11 @@ class Progressing:
             self.clear()
 
     def clear(self) -> None:
-        """Take the progress away: there is no result to show."""
+        """Remove the progress without showing a result."""
         self._output.clear()
 
     def put(self, result: Displayable, *, full: bool = False) -> None:
-        """Show the result below all that was printed, and take the progress away."""
+        """Show the result below all printed output, and remove the progress."""
         if not self._show:
             return
         if self._output:
@@ -162,7 +162,7 @@ class Progressing:
 
 
 class Stoppable(Progressing):
-    """As `Progressing`, with a Stop button; `stop` is what the button calls, `hint` is its label."""
+    """`Progressing` with a Stop button: the button calls `stop`, `hint` is its label."""
 
     def __init__(self, stop: Callable[[], None], hint: str, *, also: Listener | None = None, show: bool = True) -> None:
         super().__init__(also, show=show)
@@ -173,7 +173,7 @@ class Stoppable(Progressing):
 
     def __enter__(self) -> Self:
         if self._notebook:
-            with suppress(Exception):  # the notebook's own stop button is there without ipywidgets, too
+            with suppress(Exception):  # the notebook's own stop button works without ipywidgets, too
                 self._show_widget()
         return super().__enter__()
 
@@ -200,7 +200,8 @@ LOG_S = 10.0
 
 
 def log_lines(stream: TextIO) -> Listener | None:
-    """For a log: where the experiment stands, a line every few seconds, the first at once; None at a terminal."""
+    """A listener that logs the experiment's progress, one line every few seconds, the first at once; None at a
+    terminal."""
     if stream is None or stream.isatty():
         return None
     due_s = 0.0
@@ -216,9 +217,9 @@ def log_lines(stream: TextIO) -> Listener | None:
 
 
 def words(progress: Progress, figures: str = "") -> str:
-    """One line: what runs, how far it is, how long it takes in all.
+    """One line: what runs, how far it is, and the total time.
 
-    With figures the time and they come first: a narrow terminal cuts off what runs.
+    With figures, the time and the figures come first, because a narrow terminal cuts off the end of the line.
     """
     if progress.elapsed_s is None:
         left = "" if progress.rest_s is None else f", about {while_s(max(1.0, progress.rest_s))} left"
@@ -228,7 +229,7 @@ def words(progress: Progress, figures: str = "") -> str:
 
 
 def rest_of(progress: Progress) -> str:
-    """What follows the time: " of about 40 s, at most 60 s", and a sentence about it."""
+    """The text after the time: " of about 40 s, at most 60 s", and a sentence about the limit."""
     bounds = [f"about {while_s(progress.about_s)}"] if progress.about_s is not None else []
     if progress.most_s is not None and not (bounds and while_s(progress.most_s) == while_s(progress.about_s or 0.0)):
         bounds.append(f"at most {while_s(progress.most_s)}")
@@ -237,7 +238,7 @@ def rest_of(progress: Progress) -> str:
 
 
 def share_done(progress: Progress) -> float:
-    """By the time, where it is known how long the whole takes; else the runs with their trace, then the blocks."""
+    """By elapsed time if the total time is known; else by the traced runs, then the blocks."""
     whole_s = progress.about_s or progress.most_s
     if progress.elapsed_s is not None and whole_s:
         return min(1.0, progress.elapsed_s / whole_s)

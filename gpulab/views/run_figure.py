@@ -20,7 +20,7 @@ from gpulab.views.html import render
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.wording import plain
 
-_GAP = 6  # times the usual distance between readings: longer is a hole, and no line is drawn over it
+_GAP = 6  # times the usual distance between readings: over a longer gap, no line is drawn
 PERCENT, MEMORY = ("_pct", "_fraction"), ("_bytes",)  # endings of the names of curves
 _SCALES = {"_fraction": 100.0, "_bytes": 2.0**-30}
 
@@ -28,7 +28,7 @@ _SCALES = {"_fraction": 100.0, "_bytes": 2.0**-30}
 def at_most(series: Series, most: int) -> tuple[Float64, Float64]:
     """Time and mean of at most about `most` groups of neighbouring readings.
 
-    A NaN stands where the readings pause, so that a meter that died draws no straight line.
+    A NaN marks a gap in the readings, so that no straight line is drawn for a meter that died.
     """
     t, value = series.t_ns.astype(np.float64), series.value.astype(np.float64)
     distance = np.diff(t)
@@ -43,19 +43,19 @@ def at_most(series: Series, most: int) -> tuple[Float64, Float64]:
 
 
 class Line(Struct, frozen=True):
-    """A curve; NaN breaks it. In a stacked chart: the height from each x on, on top of the lines before it."""
+    """A curve; NaN breaks it. In a stacked chart: the height from each x on, added on top of the previous lines."""
 
     label: str
     colour: str
     x: Float64
     y: Float64
-    dashed: bool = False  # so that one below it is seen where both are equal
+    dashed: bool = False  # so that an equal line below stays visible
 
 
 class Chart(Struct, frozen=True, rename="camel"):
     """Lines over an axis from 0 to `x_end`; charts with one `x_unit` share their cursor.
 
-    A page has it as SVG; a live bench draws the same data with a cursor; `plot()` draws it with matplotlib.
+    A page has a chart as SVG, a live bench draws the same data with a cursor, `plot()` uses matplotlib.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Chart(Struct, frozen=True, rename="camel"):
 
     @property
     def paths(self) -> list[Path]:
-        """The lines as SVG paths: of sums the highest first, each drawn over the one before."""
+        """The lines as SVG paths; if stacked, the highest sum first, so that each lower one is drawn over it."""
         high = self.top - self.low
         x = [line.x / self.x_end for line in self.lines]
         if self.stacked:
@@ -91,10 +91,10 @@ def _short(column: Float64) -> list[float | None]:
 
 
 MOST_BARS = 150
-REST = "rest"  # of a step, beside its waiting for data: the profiled steps alone tell how it divides
-_PAUSE = 0.02  # of the run: a bar does not reach over a longer pause between steps
-_BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
-_NARROWEST = 0.0008  # of the axis: a bar before a pause
+REST = "rest"  # of a step, apart from its wait for data: only profiled steps show its parts
+_PAUSE = 0.02  # share of the run: a bar ends at a longer pause between steps
+_BROAD = 0.01  # share of the axis: a shorter pause between two bars is not drawn
+_NARROWEST = 0.0008  # share of the axis: a bar before a pause
 
 
 class StepBars(Struct, frozen=True):
@@ -114,18 +114,18 @@ class StepBars(Struct, frozen=True):
 
     @property
     def grey(self) -> str:
-        """The words that explain grey bars; empty where there are none."""
+        """The words that explain grey bars; empty without grey bars."""
         return "" if self.profiled.all() else "; grey: no trace"
 
     @property
     def top_ms(self) -> float:
-        """As high as the highest bar, unless a few stand so far out that the others would be flat."""
+        """The highest bar, or less if a few outliers would make the others look flat."""
         usual, highest = float(np.percentile(self.height_ms, 90)), float(self.height_ms.max())
         return highest if highest <= 2.5 * usual else 1.5 * usual
 
 
 def binned_steps(facts: Facts, until_ns: int | None = None) -> StepBars:
-    """The steps as at most about 150 bars, those that began before `until_ns`; profiled steps are never averaged with
+    """The steps that began before `until_ns` as at most about 150 bars; profiled steps are never averaged with
     others."""
     steps = facts.run.steps
     count = len(steps) if until_ns is None else int(np.searchsorted(steps.start_ns, until_ns))
@@ -150,12 +150,12 @@ def binned_steps(facts: Facts, until_ns: int | None = None) -> StepBars:
 
 
 def profiled_steps(facts: Facts) -> tuple[StepParts, ...]:
-    """The steps with full parts; a window that stands as one is no step of the run."""
+    """The steps with full parts; a window that is accounted as a whole is not a step of the run."""
     return () if facts.breakdown is None or facts.breakdown.whole_window else facts.breakdown.steps
 
 
 def _windows(facts: Facts) -> tuple[Int64, Int64]:
-    """Begin and end of each step: a profiled one lies where its device works for it."""
+    """Begin and end of each step; for a profiled step, of the device's work for it."""
     steps = facts.run.steps
     start_ns, end_ns = steps.start_ns.copy(), steps.end_ns.copy()
     for step in profiled_steps(facts):
@@ -165,7 +165,7 @@ def _windows(facts: Facts) -> tuple[Int64, Int64]:
 
 
 def _parts_ns(facts: Facts) -> dict[str, Int64]:
-    """Per part a column of nanoseconds; unprofiled steps have data wait and the rest."""
+    """One column of nanoseconds per part; unprofiled steps have only data wait and the rest."""
     steps = facts.run.steps
     parts = {name: np.zeros(len(steps), np.int64) for name in wording.PARTS}
     wait = np.minimum(steps.data_wait_ns, steps.time_ns)
@@ -180,13 +180,13 @@ def _parts_ns(facts: Facts) -> dict[str, Int64]:
 
 
 _MOST_POINTS = 200
-LATE = 0.2  # of the run before its first step: imports, say
+LATE = 0.2  # share of the run before its first step, e.g. imports
 REST_LABEL = "the rest of the step"
-_LEAST = 0.01  # of the step: less stands in the table, not in the legend
+_LEAST = 0.01  # share of the step: a smaller part is in the table, not in the legend
 
 
 def picture(facts: Facts) -> Markup:
-    """The picture; empty where nothing was measured that it could show."""
+    """The picture; empty if nothing was measured that it could show."""
     parts = segments(facts)
     in_legend = [part for part in parts if part.share >= _LEAST]
     charts = [chart for chart in (steps_over_time(facts), device_curves(facts)) if chart is not None]
@@ -220,7 +220,7 @@ def title(facts: Facts) -> str:
 
 
 def steps_over_time(facts: Facts) -> Chart | None:
-    """One bar per step, or the mean of a few; what is higher than the frame is cut, and said so."""
+    """One bar per step, or per mean of a few steps; bars higher than the frame are cut, and a text says so."""
     if has_no_step(facts.run) or len(facts.run.steps) < 2:
         return None
     binned = binned_steps(facts)
@@ -236,7 +236,7 @@ def steps_over_time(facts: Facts) -> Chart | None:
 def steps_chart(
     binned: StepBars, begin_ns: int, end_ns: int, top_ms: float, title: str, below: str, height_px: int
 ) -> Chart:
-    """Bars as edges: each is as high as the next begins, or nothing where there is a pause."""
+    """Bars as outlines: each keeps its height until the next begins, and drops to 0 during a pause."""
     end_s = (end_ns - begin_ns) / 1e9
     left_s, right_s = (side - begin_ns / 1e9 for side in (binned.left_s, binned.right_s))
     pause = np.append(left_s[1:] - right_s[:-1] > _BROAD * end_s, True)
@@ -251,7 +251,7 @@ def steps_chart(
 
 
 def device_curves(facts: Facts, kinds: tuple[str, ...] = PERCENT, most: int = 1) -> Chart | None:
-    """The first `most` curves whose names have one of these endings: in percent, or memory in GiB."""
+    """The first `most` curves whose names have one of these endings: percentages, or memory in GiB."""
     begin_ns, end_ns = time_range_ns(facts)
     series = [one for one in facts.run.samples.series if one.name.endswith(kinds) and is_long_enough(one)]
     lines = [line for one in series if (line := curve(one, begin_ns, end_ns))][:most]
@@ -262,7 +262,7 @@ def device_curves(facts: Facts, kinds: tuple[str, ...] = PERCENT, most: int = 1)
 
 
 def curve(series: Series, begin_ns: int, end_ns: int) -> Line | None:
-    """The readings within a part of a run, in percent or GiB; None where there are none."""
+    """The readings within a part of a run, in percent or GiB; None without readings."""
     within = (series.t_ns >= begin_ns) & (series.t_ns <= end_ns)
     t_ns, value = series.t_ns[within] - begin_ns, series.value[within]
     if not np.isfinite(value).any():
@@ -281,7 +281,7 @@ def curves_chart(name: str, lines: Sequence[Line], end_ns: int, below: str = "",
 
 
 def time_range_ns(facts: Facts) -> tuple[int, int]:
-    """Begin and end of the time axis: the whole run, or from its first step on where that begins late."""
+    """Begin and end of the time axis: the whole run, or from its first step on if that step begins late."""
     steps, wall_ns = facts.run.steps, max(facts.run.wall_ns, 1)
     first_ns = int(steps.start_ns[0]) if len(steps) else 0
     return (first_ns if LATE * wall_ns < first_ns < wall_ns else 0), wall_ns

@@ -1,7 +1,7 @@
 """Two runs of one cell in full, drawn on the same axes: where a step goes, steps over time, the device, the losses,
 the operators, the settings and the edit between them.
 
-What was not measured of either is left out. The live bench and a saved notebook show the same HTML. Pure.
+What was measured for neither run is left out. The live bench and a saved notebook show the same HTML.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpulab.views.run_figure import Chart, Line
 from gpulab.views.wording import DASH, NOT_PROFILED, effect, operator_name, or_dash, plain
 
 _OPERATORS = 8
-_LONGER = 5  # times the shorter run: what the longer one did after that is not drawn
+_LONGER = 5  # times the shorter run: the longer run is not drawn beyond that
 _HIGH_PX = 64
 _SIDES = (("A", A_COLOUR), ("B", B_COLOUR))
 
@@ -57,7 +57,8 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, edit: str = "") -> str:
-    """All of it as HTML with inline styles; of a run that is gone, what its row has. `edit`: from A to B."""
+    """The whole comparison as HTML with inline styles; for a deleted run, only the figures of its row. `edit`: from A
+    to B."""
     whole = macros("side_by_side.html").whole(
         sentence(a, b, speed),
         " and ".join(row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure),
@@ -71,7 +72,7 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
 def picture(
     a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, figures: Section | None = None
 ) -> Markup:
-    """The charts of both on common axes, their operators and `figures`, in two columns where there is room."""
+    """The charts of both on common axes, their operators and `figures`, in two columns if there is room."""
     per_sample = speed is not None and speed.unit == "sample" and all(row.samples_per_step for row in (a, b))
     operators = None
     if of_a is not None and of_b is not None and not (a.no_shares_reason or b.no_shares_reason):
@@ -88,18 +89,18 @@ def picture(
 
 
 def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Chart, ...]:
-    """The charts in the order of the HTML: the steps of each, the device, the losses; those that were measured."""
+    """The measured charts in the order of the HTML: the steps of each run, the device, the losses."""
     over_time = _over_time(of_a, of_b) if of_a is not None and of_b is not None else []
     return (*over_time, *_losses(a, b))
 
 
 def _divisor(row: Row, *, per_sample: bool) -> float:
-    """Times of a step are divided by this: its samples, or 1."""
+    """The divisor of step times: the samples of a step, or 1."""
     return (row.samples_per_step or 1.0) if per_sample else 1.0
 
 
 def _times(a: Row, b: Row, *, per_sample: bool) -> dict[str, object]:
-    """Both times as bars on one axis, divided by their parts; grey where none is known."""
+    """Both times as bars on one axis, split into their parts; grey if the parts are unknown."""
     times_us = [(row.step_us or 0.0) / _divisor(row, per_sample=per_sample) for row in (a, b)]
     bars = [
         (f"{mark}: {row.title}", duration(us), segments(row.shares, us, max(times_us)))
@@ -118,13 +119,13 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> dict[str, object]:
 
 
 def segments(shares: Mapping[str, float], us: float, longest_us: float) -> list[Segment]:
-    """The parts of a time on a bar on which `longest_us` fills the width; grey where they are unknown."""
+    """The parts of a time on a bar whose full width is `longest_us`; grey if the parts are unknown."""
     whole = [Segment("", us / longest_us, NOT_PROFILED.colour, duration(us))]
     return of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
 
 
 def _over_time(*both: Facts) -> list[Chart]:
-    """On one axis from the first step of each; of a much longer run, only its beginning."""
+    """The steps of both on one axis from the first step of each; only the beginning of a much longer run."""
     steps = [figures.run.steps for figures in both]
     spans_ns = [int(s.end_ns[-1] - s.start_ns[0]) for s in steps if len(s) > 1]
     if not spans_ns:
@@ -150,7 +151,7 @@ def _over_time(*both: Facts) -> list[Chart]:
 
 
 def _device(both: Sequence[Facts], begins_ns: Sequence[int], end_ns: int) -> list[Chart]:
-    """How busy the device was in the traced run of each; empty where neither was measured."""
+    """How busy the device was in the traced run of each; empty if neither was measured."""
     for kind in ("gpu_utilization_pct", "cpu_pct"):
         curves = [
             (series.label, replace(line, label=mark, colour=colour))
@@ -165,7 +166,7 @@ def _device(both: Sequence[Facts], begins_ns: Sequence[int], end_ns: int) -> lis
 
 
 def _losses(*rows: Row) -> list[Chart]:
-    """Both losses over the samples that the model was shown; over steps where their number is not known."""
+    """Both losses over the training samples so far; over steps if their number is unknown."""
     both = [(*side, row) for side, row in zip(_SIDES, rows, strict=True) if row.losses]
     if not both:
         return []
@@ -203,7 +204,7 @@ def _figures(a: Row, b: Row) -> Section:
 
 
 def _settings(*rows: Row) -> list[tuple[str, str, str]]:
-    """The settings that differ; a row that does not set one has the value that the other row found."""
+    """The settings that differ; a row that does not set one has the value that the other row replaced."""
     checks = {check.name: check.found for row in rows for check in row.checks if check.found}
 
     def cell(row: Row, name: str) -> str:
@@ -218,7 +219,7 @@ def _settings(*rows: Row) -> list[tuple[str, str, str]]:
 
 
 def _operators(*both: tuple[Row, Facts], per_sample: bool) -> Section | None:
-    """The operators whose times differ most, which shows what the settings changed."""
+    """The operators whose times differ most, to show what the settings changed."""
     title = f"Operators that differ most, per traced {'step, for one sample' if per_sample else 'step'}"
     bare = [mark for mark, (_, figures) in zip("AB", both, strict=True) if figures.breakdown is None]
     if bare:

@@ -1,4 +1,4 @@
-"""The report for a terminal: the same words as the page, in columns of characters."""
+"""The report for a terminal: the same words as on the page, in columns of characters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NARROWEST = 60
 _BAR = 16
 _LEAST = 8  # characters that a column keeps
 _MOST_WITH_BARS = 6  # columns: a wider table has no room for bars
-_READABLE = 24  # characters: what would be wrapped into a narrower column stands below its row
+_READABLE = 24  # characters: the text of a narrower column is printed below its row
 _GAP = "  "
 _INDENT = "  "
 FIRST_SCREEN = 25  # lines: what a terminal shows at once
-_LINES_OF_A_ROW = 2  # on the first screen
-_LONGEST_WORD = 24  # letters: what is longer is a name, known by its beginning
+_LINES_OF_A_ROW = 2  # per row on the first screen
+_LONGEST_WORD = 24  # letters: a longer word is a name, recognizable by its beginning
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
@@ -39,7 +39,7 @@ def first_screen(
 ) -> str:
     """Headline, what leads, and one line of every other section: at most 25 lines. `more` says how to see the rest.
 
-    What does not fit is left out from the end: first the other sections, then the last rows of what leads.
+    What does not fit is left out from the end: first the other sections, then the last rows of the leading sections.
     """
     width = min(max(width or WIDEST, NARROWEST), WIDEST)
     last = ["", *_wrapped(more, width)]
@@ -59,7 +59,7 @@ def first_screen(
 
 
 def _short_section(section: Section, width: int) -> Iterator[str]:
-    """A leading section without its details, no row longer than two lines; of a wide table without its notes."""
+    """A leading section without its details, no row longer than two lines; a wide table also without its notes."""
     if len(section.columns) != 2:
         rows = section.summary_rows
         yield from section_lines(msgspec.structs.replace(section, rows=rows, lines=()) if rows else section, width)
@@ -77,7 +77,7 @@ def _short_section(section: Section, width: int) -> Iterator[str]:
 
 
 def _whole_sentences(text: str, width: int) -> list[str]:
-    """The sentences that fit into the lines of a row; at least the first, always whole: half an advice helps nobody."""
+    """The sentences that fit into the lines of a row, always whole, at least the first: half an advice is useless."""
     sentences = _SENTENCE_END.split(text)
     lines = textwrap.wrap(sentences[0], width)
     for count in range(2, len(sentences) + 1):
@@ -102,7 +102,7 @@ def _cut_at_a_word(text: str, width: int) -> str:
 
 
 def _short(section: Section, width: int) -> str:
-    """Its title and its result; of an edit the lines that it adds."""
+    """The section's title and result; for an edit, the lines that it adds."""
     added = [line for line in section.code.split("\n") if line.startswith("+") and not line.startswith("+++")]
     return _cut_at_a_word(f"{_INDENT}{section.title}: {' '.join(added) or section.in_short}", width)
 
@@ -157,7 +157,7 @@ def _bar(row: Row) -> str:
 
 
 def _column_widths(section: Section, room: int) -> list[int]:
-    """Natural widths; where they do not fit, columns that wrap or are cut give way first, then the other texts."""
+    """Natural widths; if they do not fit, columns that wrap or are cut shrink first, then the other texts."""
     columns = section.columns
     widths = [
         max([len(column.title), *(len(row.cells[i]) for row in section.rows)]) for i, column in enumerate(columns)
@@ -170,7 +170,7 @@ def _column_widths(section: Section, room: int) -> list[int]:
 
 
 def _shrink(widths: list[int], yielding: list[int], room: int, least: int) -> None:
-    """Take a character at a time from the widest of the yielding columns until all fit, or none can give more."""
+    """Take one character at a time from the widest of the `yielding` columns until all fit or all are at `least`."""
     while sum(widths) > room and (able := [i for i in yielding if widths[i] > least]):
         widths[max(able, key=lambda i: widths[i])] -= 1
 

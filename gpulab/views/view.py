@@ -1,4 +1,4 @@
-"""What every result has in common that can be shown: the same sections as text, as a page and in a notebook."""
+"""The base of every result with a display: the same sections as text, as a page and in a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from gpulab.views.layout import Section
 
 
 class View(ABC):
-    """A result with its views: every view is a pure function of it. A notebook shows it by its name."""
+    """A result with its views; every view is a pure function of the result. A notebook displays it as a cell's last
+    value."""
 
     __slots__ = ()
 
@@ -29,7 +30,7 @@ class View(ABC):
 
     @abstractmethod
     def _opening(self) -> str:
-        """What this is about, in one line."""
+        """The subject of the report, in one line."""
 
     @abstractmethod
     def _sections(self) -> tuple[Section, ...]:
@@ -37,27 +38,28 @@ class View(ABC):
 
     @abstractmethod
     def _figures(self) -> Mapping[str, object]:
-        """Its JSON document, of records and of what JSON holds."""
+        """The JSON document, built from records and JSON values."""
 
     def _picture(self) -> Markup:
-        """The picture of a page and of a notebook's output; empty where there is none."""
+        """The picture of a page and of a notebook's output; may be empty."""
         return Markup()
 
     def _timeline(self) -> Markup:
-        """The timeline of a page; empty where there is none."""
+        """The timeline of a page; may be empty."""
         return Markup()
 
     def _more(self) -> str:
-        """How to see what the first screen leaves out."""
+        """The hint how to see what the first screen omits."""
         return "The rest: .text(full=True), or .html() as a page."
 
     def _more_in_python(self, call: str) -> str:
-        """The same as a line of Python; it imports gpulab where the user has not, as after `%load_ext gpulab`."""
-        bound = getattr(sys.modules.get("__main__"), "gpulab", None) is sys.modules["gpulab"]  # IPython's names, too
+        """The same hint as a line of Python; it imports gpulab if the user has not, e.g. after `%load_ext gpulab`."""
+        bound = getattr(sys.modules.get("__main__"), "gpulab", None) is sys.modules["gpulab"]  # IPython's variables
         return f"The rest: {'' if bound else 'import gpulab; '}print(gpulab.{call}.text(full=True))"
 
     def text(self, width: int | None = None, *, full: bool = False) -> str:
-        """For a terminal, at most `width` columns (60 to 100; None: 100): at most 25 lines, or all where `full`."""
+        """The report for a terminal, at most `width` columns (60 to 100; None: 100), 25 lines, or all lines if
+        `full`."""
         if full:
             return text.render(self._opening(), self.headline, self._sections(), width)
         return text.first_screen(self._opening(), self.headline, self._sections(), self._more(), width)
@@ -72,7 +74,7 @@ class View(ABC):
         return figures
 
     def fragment(self, *, full: bool = False) -> str:
-        """For a notebook's output: headline, picture, the costliest finding, all else folded (where `full`, open)."""
+        """HTML for a notebook's output: headline, picture, the costliest finding, all else folded (open if `full`)."""
         return html.fragment(self.headline, self._sections(), self._picture(), full=full)
 
     def bundle(self, *, full: bool = False) -> dict[str, object]:
@@ -84,7 +86,7 @@ class View(ABC):
 
 
 class Listing(Struct, frozen=True):
-    """Tables of texts, each with its titles, and sentences below them: as text, and as HTML in a notebook.
+    """Tables of texts with their titles, and sentences below the tables: as text, and as HTML in a notebook.
 
     Columns whose titles are among `numbers` are aligned on the right.
     """
@@ -103,15 +105,15 @@ class Listing(Struct, frozen=True):
 
 
 def as_json(view: View) -> str:
-    """The figures as a text."""
+    """The JSON document as text."""
     return json.dumps(view.json(), indent=2, allow_nan=False) + "\n"
 
 
 class Answer(Struct, frozen=True):
-    """What a command has to show: a view, a text, anything with a `repr`. `status` is its exit status at a terminal.
+    """The output of a command: a view, a text, anything with a `repr`. `status` is its exit status at a terminal.
 
-    `notes` are sentences about written files, in place of the view; `complaints` go to the error output. Where it is
-    `silent`, nothing is printed.
+    `notes` are sentences about written files, in place of the view; `complaints` go to the error output. If `silent`,
+    nothing is printed.
     """
 
     content: Any = ""

@@ -1,4 +1,4 @@
-"""Lines while something works: of a command that takes longer than a moment, and of a run in a terminal."""
+"""Status lines for slow work: for a command that takes longer than a moment, and for a run in a terminal."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gpulab.views.widgets import Output, Repeater, in_notebook
 if TYPE_CHECKING:
     from gpulab.live_feed import Feed, Status
 
-FIRST_S = 1.5  # the line is there before two seconds are over: somebody who waits longer wonders whether it hangs
+FIRST_S = 1.5  # the line appears within 2 s: after that, a user wonders whether the command hangs
 RENEWED_S = 1.0
 
 BAR = 20  # signs
-LEAST_FRACTION = 0.02  # before, the time to the end is a guess
+LEAST_FRACTION = 0.02  # below this fraction, the remaining time is a guess
 
 _current: contextvars.ContextVar[Wait | None] = contextvars.ContextVar("gpulab_waiting", default=None)
 
 
 class Wait:
-    """What is waited for just now, and how much of it is done where that is known."""
+    """The current work, and the fraction that is done, if known."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -38,15 +38,15 @@ class Wait:
         self._fraction: float | None = None
 
     def tell(self, fraction: float) -> None:
-        """So much of it is done, from 0 to 1."""
+        """Set the fraction that is done, from 0 to 1."""
         self._fraction = fraction
 
     def words(self, began_s: float) -> str:
-        """A line. The end that it names follows from what is done so far."""
+        """The status line. Its remaining time is extrapolated from the fraction that is done."""
         now_s = time.monotonic()
         so_far = f"{self.what}, {while_s(now_s - began_s)}"
         fraction = self._fraction
-        if fraction is None or not LEAST_FRACTION <= fraction < 1:  # what is read must still be put together
+        if fraction is None or not LEAST_FRACTION <= fraction < 1:  # after reading, the work goes on
             return so_far
         rest_s = (now_s - self._since_s) * (1 / fraction - 1)
         full = round(BAR * fraction)
@@ -55,7 +55,7 @@ class Wait:
 
     @contextmanager
     def inside(self, what: str) -> Iterator[Wait]:
-        """A wait within this one: it has the line meanwhile."""
+        """A wait within this wait; meanwhile the line shows the inner one."""
         before = self.what, self._since_s, self._fraction
         self.what, self._since_s, self._fraction = what, time.monotonic(), None
         try:
@@ -66,10 +66,10 @@ class Wait:
 
 @contextmanager
 def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S, log: bool = False) -> Iterator[Wait]:
-    """Inside, `what` is shown with the time so far: as a notebook's output, else on standard error if a terminal.
+    """Shows `what` with the time so far during the block: as a notebook's output, else on standard error if a terminal.
 
-    Waits within each other have one line, with the time of the outer one and the words of the inner one. `log`: a
-    standard error that is piped into a file gets one line, too.
+    Nested waits share one line, with the time of the outer wait and the words of the inner one. `log`: also write one
+    line if standard error is piped into a file.
     """
     outer = _current.get()
     if outer is not None:
@@ -86,7 +86,7 @@ def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S
     def write() -> None:
         line.write(f"gpulab: {wait.words(began_s)}")
 
-    if not first_s:  # an import may keep the other thread from it for seconds
+    if not first_s:  # an import may block the other thread for seconds
         write()
     repeater = Repeater("waiting", write, renewed_s, first_s or renewed_s)
     try:
@@ -98,7 +98,7 @@ def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S
 
 
 def _is_terminal(stream: TextIO | None) -> bool | None:
-    """Whether somebody reads the stream as it comes; None where it is missing or closed."""
+    """Whether the stream is a terminal; None if it is missing or closed."""
     try:
         return stream.isatty() if stream is not None else None
     except (AttributeError, ValueError):
@@ -106,7 +106,7 @@ def _is_terminal(stream: TextIO | None) -> bool | None:
 
 
 class TerminalLine:
-    """On standard error, where that is a terminal; elsewhere `log` once, which stays."""
+    """A line on standard error that is rewritten, if that is a terminal; otherwise `log` is written once."""
 
     def __init__(self, log: str = "") -> None:
         self._stream = sys.stderr
@@ -119,9 +119,9 @@ class TerminalLine:
         return bool(self._is_terminal or self._log)
 
     def write(self, text: str) -> None:
-        """In place of what stands there."""
+        """Replace the line."""
         if self._is_terminal:
-            text = text[: shutil.get_terminal_size().columns - 1]  # a longer one would stay, line by line
+            text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps could not be erased
             self._put("\r" + text.ljust(self._width))
             self._width = len(text)
         elif self._log:
@@ -129,7 +129,7 @@ class TerminalLine:
             self._log = ""
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._width:
             self._put("\r" + " " * self._width + "\r")
             self._width = 0
@@ -140,20 +140,20 @@ class TerminalLine:
             self._stream.flush()
 
 
-# Where a run stands, for a reader at a terminal or of a log: a line of its own now and then.
+# The progress of a run, for a terminal or a log: a new line now and then.
 
 
 INTERVAL_S = 1.0
-FIRST_PROGRESS_S = 2.0  # somebody who waits longer wonders whether it hangs
-TERMINAL_S, LOG_S = 10.0, 60.0  # between two lines; without a step both as at a terminal
+FIRST_PROGRESS_S = 2.0  # after that, a user wonders whether the run hangs
+TERMINAL_S, LOG_S = 10.0, 60.0  # between two lines; without steps, a log has lines as often as a terminal
 _PHASES = {"measuring": "timing", "profiling": "tracing", "after profiling": "timing"}  # as in the live view
 
 
 class RunLines:
     """A `Monitor` that writes to `stream` when an alert begins and ends.
 
-    Of `what` (where that is not empty) it also says every `every_s` seconds how far it is, and at its end that the
-    report follows. Nothing here may break the run: a failure ends the lines, quietly.
+    If `what` is not empty, it also writes the progress every `every_s` seconds, and at the end that the report follows.
+    Nothing in this class may break the run: a failure quietly ends the lines.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class RunLines:
         self._repeater = Repeater("alerts", read, self._interval_s)
 
     def tell(self, status: Status) -> None:
-        """Write what is new."""
+        """Write the lines that are due."""
         if bool(status.alert) != self._alerted:
             self._alerted = bool(status.alert)
             self._write(f"\ngpulab: {_with_so_far(status.alert, status) if status.alert else 'That is over.'}\n")
@@ -192,7 +192,7 @@ class RunLines:
         self._stream.flush()
 
     def end(self) -> None:
-        """Stop reading, leave no thread."""
+        """Stop reading and end the thread."""
         if self._repeater is not None:
             self._repeater.stop()
         if self._what and self._next_s > FIRST_PROGRESS_S:
@@ -217,7 +217,7 @@ def status_words(status: Status) -> str:
 
 
 def run_lines_or_none(what: str = "") -> RunLines | None:
-    """Lines on standard error, where `what` is given seldom in a file, too; None where nobody reads them."""
+    """Lines on standard error; with `what`, also (less often) in a file. None if nobody reads them."""
     terminal = _is_terminal(sys.stderr)
     if terminal or (what and terminal is not None):
         return RunLines(sys.stderr, what, every_s=TERMINAL_S if terminal else LOG_S)

@@ -1,8 +1,8 @@
-"""What a notebook shows besides text that stays: outputs renewed in place, widgets, and the Stop button's way back.
+"""The parts of a notebook's output that are not static: outputs renewed in place, widgets, and the Stop button.
 
-A cell runs on the main thread, where a click waits for the end of the run: Stop asks on the kernel's control channel. A
-displayed widget is an error message in a notebook that was saved and opened again; so an `Offer` is text with hidden
-buttons, and its widget, which nobody sees, only shows them and passes their clicks on (static/offer_buttons.js).
+A cell runs on the main thread, where a click waits for the end of the run, so Stop uses the kernel's control channel. A
+displayed widget becomes an error message once a notebook is saved and opened again. So an `Offer` is text with hidden
+buttons; its invisible widget only shows the buttons and passes on their clicks (static/offer_buttons.js).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ JOIN_TIMEOUT_S = 5.0
 
 
 def running_kernel() -> Any:
-    """The kernel that runs this code; None where none does."""
-    ipython = sys.modules.get("IPython")  # not imported: then no kernel runs us
+    """The kernel that runs this code; None outside a kernel."""
+    ipython = sys.modules.get("IPython")  # if IPython is not imported, there is no kernel
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None)
 
@@ -34,7 +34,7 @@ def in_notebook() -> bool:
 
 
 def show_bundle(bundle: Mapping[str, object]) -> None:
-    """As a new output of the cell."""
+    """Show a display bundle as a new output of the cell."""
     from IPython.display import display
 
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
@@ -51,14 +51,14 @@ class Output:
         return self._handle is not None
 
     def show(self, bundle: Mapping[str, object]) -> bool:
-        """In place of what stands there. False where the front end failed; never raises."""
+        """Replace the output's content. False if the front end failed; never raises."""
         with suppress(Exception):
             self._put(bundle)
             return True
         return False
 
     def show_widget(self, widget: Any, text: str) -> None:
-        """The widget, with a text for front ends without it. Raises what the front end raises."""
+        """Show the widget, with a text for front ends without widgets. Raises what the front end raises."""
         bundle, metadata = widget._repr_mimebundle_()
         self._put({**bundle, "text/plain": text}, metadata=metadata)
 
@@ -71,11 +71,11 @@ class Output:
             self._handle.update(bundle, raw=True, **metadata)
 
     def write(self, text: str) -> None:
-        """A line of text."""
+        """Show a line of text."""
         self.show({"text/plain": text, "text/html": str(macros("running.html").line(text))})
 
     def clear(self) -> None:
-        """Take it away."""
+        """Remove the output."""
         if self:
             self.show({"text/plain": "", "text/html": ""})
 
@@ -94,7 +94,7 @@ class Repeater:
 
         run = contextvars.copy_context().run  # says to which cell an output belongs
         self._thread = threading.Thread(target=run, args=(repeat,), name=f"gpulab-{name}", daemon=True)
-        with suppress(RuntimeError):  # no thread can be started
+        with suppress(RuntimeError):  # if no thread can be started
             self._thread.start()
 
     def stop(self) -> bool:
@@ -106,7 +106,7 @@ class Repeater:
 
 
 def close(widget: Any) -> None:
-    """Close a widget and the two that ipywidgets gives it for its look: an open one is kept for the kernel's life."""
+    """Close a widget and its layout and style widgets; ipywidgets keeps open ones until the kernel ends."""
     for name in ("layout", "style"):
         part = getattr(widget, name, None)
         if part is not None and hasattr(part, "close"):
@@ -115,7 +115,7 @@ def close(widget: Any) -> None:
 
 
 class Sent(Protocol):
-    """A status, as `gpulab.views.progress.Status`."""
+    """A status such as `gpulab.views.progress.Status`."""
 
     @property
     def running(self) -> bool: ...
@@ -123,7 +123,7 @@ class Sent(Protocol):
 
 
 class Renewed:
-    """A widget whose parts are renewed from any thread; a status only where it says something else."""
+    """A widget whose parts can be renewed from any thread; a status is sent only if it differs from the last."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -132,11 +132,11 @@ class Renewed:
         self._context = contextvars.copy_context()  # says to which cell an output belongs
 
     def show(self, *, status: Sent | None = None, **parts: Any) -> None:
-        """Renew these parts of it."""
+        """Renew these parts of the widget."""
 
         def renew() -> None:
-            with self._lock, suppress(Exception):  # a view that fails ends no run
-                # a front end that has asked for something waits for the status at rest
+            with self._lock, suppress(Exception):  # a view that fails must not end the run
+                # a front end that sent a request waits for the final status
                 if status is not None and (status != self._status or not status.running):
                     self._status = status
                     self.root.status = status.sent()
@@ -150,7 +150,8 @@ class Renewed:
 
 
 def widget_class(script: str, **traits: object) -> Callable[..., Any]:
-    """An anywidget of a script of `views/static`: a synchronized trait of each name, which begins with that value."""
+    """The anywidget class of a script in `views/static`, with a synchronized trait for each name and its initial
+    value."""
     import anywidget
     import traitlets
 
@@ -161,7 +162,7 @@ def widget_class(script: str, **traits: object) -> Callable[..., Any]:
 
 
 class ProgressWidget(Renewed):
-    """What runs, with a Stop button. `stop` is called where the front end has no control channel."""
+    """The progress with a Stop button. `stop` is called if the front end has no control channel."""
 
     def __init__(self, key: str, hint: str, stop: Callable[[], None]) -> None:
         self.key = key
@@ -171,7 +172,8 @@ class ProgressWidget(Renewed):
 
 @cache
 def _stop_button() -> Callable[..., Any]:
-    """Of frontend/src/stop_button.js. `css`, not `style`: front ends take that for a widget of ipywidgets."""
+    """The widget class of frontend/src/stop_button.js. `css`, not `style`: front ends take `style` for an ipywidgets
+    widget."""
     status = {"running": True, "words": "gpulab: …", "fraction": 0}
     return widget_class("stop_button.js", run_key="", hint="", css="", status=status)
 
@@ -180,7 +182,7 @@ Choice = tuple[str, Callable[[], None]]
 
 
 class Offer:
-    """The buttons `choices`, each a label and what a click does, before `text`, which says the same without them."""
+    """The buttons `choices`, each a label and the action of a click, before `text`, which says the same in words."""
 
     def __init__(self, choices: Sequence[Choice], text: str) -> None:
         self._choices = tuple(choices)
@@ -190,7 +192,7 @@ class Offer:
         self._widget.on_msg(self._on_click)
 
     def html(self) -> str:
-        """The output: a front end that never meets the widget shows the text alone."""
+        """The output; a front end that does not run the widget shows only the text."""
         return str(macros("running.html").offer(self._key, [label for label, _ in self._choices], self._text))
 
     def _on_click(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
@@ -208,7 +210,8 @@ class Offer:
 
 @cache
 def hidden_widget(script: str) -> Callable[..., Any]:
-    """The class of a widget that is never displayed: its script runs the output with its `key` until it is `over`."""
+    """The class of a widget that is never displayed: its script controls the output that has its `key` until it is
+    `over`."""
     return widget_class(script, key="", over=False)
 
 
@@ -216,7 +219,7 @@ STOP_MESSAGE = "gpulab_stop"
 
 
 class StopHandler:
-    """Answers `gpulab_stop` messages: asks the run to end, and replies. Called in the kernel's control thread."""
+    """Answers `gpulab_stop` messages: asks the run to end, and replies. Runs in the kernel's control thread."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -236,10 +239,10 @@ class StopHandler:
 
 
 def accept_stop(kernel: Any, run_key: str, request_stop: Callable[[], None]) -> Callable[[], None]:
-    """From now on a control message naming `run_key` calls `request_stop`; returns the function that ends this.
+    """Let control messages with `run_key` call `request_stop`; returns the function that ends this.
 
-    Several runs share one handler. A kernel without control handlers (not ipykernel) accepts nothing, quietly: the
-    browser then falls back to an interrupt.
+    Several runs share one handler. On a kernel without control handlers (not ipykernel) nothing happens: the browser
+    then falls back to an interrupt.
     """
     handlers = getattr(kernel, "control_handlers", None)
     if not isinstance(handlers, MutableMapping):

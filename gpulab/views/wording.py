@@ -1,4 +1,4 @@
-"""One place for what a reader sees: the human name, colour and meaning of each part, and of names."""
+"""The words on screen in one place: name, colour and meaning of each part of a step, and readable forms of names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DeviceKind = Literal["cpu", "cuda", "unknown"]
 
 
 class Part(Struct, frozen=True):
-    """How one part of a step is called, drawn and explained to someone who knows none of our words.
+    """How one part of a step is named, drawn and explained to a reader who does not know gpulab's terms.
 
     The colours follow Okabe and Ito's and Paul Tol's palettes, which stay apart for colour-blind readers.
     """
@@ -28,15 +28,15 @@ class Part(Struct, frozen=True):
     label: str
     meaning: str
     colour: str
-    on_cpu: str = ""  # the meaning there, where it is another
+    on_cpu: str = ""  # the meaning on a CPU, if different
     hatch: str = ""
 
     def meaning_on(self, kind: DeviceKind) -> str:
-        """The meaning where the accounted device is a GPU or the CPU."""
+        """The meaning for the accounted device, a GPU or the CPU."""
         return self.on_cpu if kind == "cpu" and self.on_cpu else self.meaning
 
 
-# In the order in which a bar is stacked: first the parts of unprofiled steps, so that all bars share a base line.
+# In stacking order: first the parts of unprofiled steps, so that all bars share a baseline.
 PARTS: Mapping[str, Part] = MappingProxyType(
     {
         "data_wait": Part(
@@ -143,7 +143,7 @@ OWN_BATCHES = Part(
 
 
 def part_of(name: str, breakdown: Breakdown) -> Part:
-    """How that part of this account is called: without a DataLoader the loop itself makes its batches."""
+    """The display form of a part in this breakdown: without a DataLoader, the loop itself makes its batches."""
     return OWN_BATCHES if name == "data_wait" and breakdown.prepared_ns else PARTS[name]
 
 
@@ -151,17 +151,17 @@ DASH = "–"
 
 
 def or_dash(value: float | None, text: Callable[[float], str]) -> str:
-    """A figure as it is written; a dash where it is not known."""
+    """The text of a figure; a dash if the figure is unknown."""
     return DASH if value is None else text(value)
 
 
 def cut(text: str, width: int) -> str:
-    """At most `width` characters; what is cut off is shown by an ellipsis."""
+    """At most `width` characters; an ellipsis marks the cut."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def shortened(text: str, width: int) -> str:
-    """As `cut`, but leaves out the middle: long names differ at their end, too."""
+    """Like `cut`, but leaves out the middle: long names differ at their end, too."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -169,7 +169,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def operator_name(name: str) -> str:
-    """A span's name without what repeats in every C++ kernel name: the return type and `at::native::`."""
+    """A span's name without the return type and `at::native::`, which C++ kernel names repeat."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("at::native::", "")
     return plain(name)
 
@@ -192,7 +192,7 @@ def effect(change: Change) -> str:
 
 
 def quantity(value: float, name: str, unit: str) -> str:
-    """A reading in the unit that its curve's name ends with (definitions.md, "Units")."""
+    """A reading in the unit at the end of its curve's name (definitions.md, "Units")."""
     if name.endswith("_bytes"):
         return gib(value)
     if name.endswith("_fraction"):
@@ -205,7 +205,7 @@ def quantity(value: float, name: str, unit: str) -> str:
 
 
 def rank_words(job: Job | None, ranks: int = 0) -> str:
-    """ "rank 1 of 4", and where several are here "4 ranks" or "3 of 4 ranks"; empty for a run by itself."""
+    """ "rank 1 of 4"; for several ranks "4 ranks" or "3 of 4 ranks"; empty for a run that is not distributed."""
     if job is None or job.world_size == 1:
         return ""
     if ranks > 1:
@@ -213,14 +213,14 @@ def rank_words(job: Job | None, ranks: int = 0) -> str:
     return f"rank {job.rank}" + (f" of {job.world_size}" if job.world_size else "")
 
 
-# Where the notebook of a lesson lies, seen from the user's notebook, so that a page can link to it.
+# The path of a lesson's notebook from the user's notebook, so that a page can link to it.
 
 
 _WAYS = ("", "notebooks/", "../notebooks/")
 
 
 def lesson_path(lesson: str, folder: Path | None = None) -> str | None:
-    """Relative to `folder` (the one of the user's notebook); None: not there."""
+    """The path relative to `folder` (the folder of the user's notebook); None if the lesson's notebook is missing."""
     here = folder or Path.cwd()
     if lesson:
         for way in _WAYS:

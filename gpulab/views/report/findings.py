@@ -1,4 +1,4 @@
-"""What was found, as the report lays it out: each cause with what it costs, what shows it, and what cures it."""
+"""The findings as the report shows them: each cause with its cost, its evidence and its cure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def finding_sections(
 ) -> tuple[Section, ...]:
     """A section for each of the first findings, and the notes about them.
 
-    `below_headline`: the first finding's sentence and first figure stand above already. `source`: what was run; None:
-    not known. `ranks`: in how many ranks it is to be tried.
+    `below_headline`: the headline already shows the first finding's sentence and first figure. `source`: what was run;
+    None: unknown. `ranks`: the number of ranks in which a fix is to be tried.
     """
     causes = [f for f in diagnosis.findings if not kind_of(f.key).is_verdict]
     sections: list[Section] = []
@@ -48,7 +48,7 @@ def finding_sections(
 
 
 def open_questions_section(diagnosis: Diagnosis) -> Section | None:
-    """What no rule could decide, and what to record so that one can; None where nothing is open."""
+    """The questions that no rule could decide, and what to record so that a rule can; None if no question is open."""
     by_cure: dict[str, list[str]] = {}
     for question in diagnosis.untold:
         by_cure.setdefault(question.record, []).append(question.what)
@@ -60,7 +60,7 @@ def open_questions_section(diagnosis: Diagnosis) -> Section | None:
 
 
 def documents(diagnosis: Diagnosis) -> dict[str, object]:
-    """`findings` and `untold` as plain data; None is "not measurable", or there is none."""
+    """`findings` and `untold` as plain data; None means not measurable or absent."""
     return {
         "findings": [_document(f) for f in diagnosis.findings],
         "untold": diagnosis.untold,
@@ -71,7 +71,8 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def to_try(settings: str, source: str | None, ranks: int | None) -> str:
-    """Where and how a setting is compared: a script where it was recorded, all else in a cell."""
+    """The command that compares a setting: for a script, in the terminal where it was recorded; for all else, in a
+    cell."""
     if source in ("script", "trace"):
         if ranks:
             return f"on your script, without an edit: gpulab record --ranks {ranks} --set {settings} SCRIPT"
@@ -107,7 +108,7 @@ def _section(
 
 
 def _details(finding: Finding, evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
-    """What explains a finding, for a reader who wants to know why."""
+    """The explanation of a finding, for a reader who wants to know why."""
     yield from _evidence_cells(evidence)
     if finding.knob:
         yield "predicted", _predicted(finding.prediction)
@@ -143,7 +144,7 @@ def _title_in(diagnosis: Diagnosis, key: str) -> str:
 
 
 def _most(finding: Finding, diagnosis: Diagnosis) -> str:
-    """How much time the fix may save at most, and of what."""
+    """The most time that the fix can save, and from which total."""
     time_us = finding.recoverable_us_per_step
     if time_us is None:
         return "size unknown"
@@ -156,7 +157,7 @@ def _most(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def _predicted(prediction: Prediction | None) -> str:
-    """The predicted time with its range, or why there is none."""
+    """The predicted time with its range, or why there is no prediction."""
     if prediction is None:
         return "not predicted"
     if prediction.interval is None:
@@ -171,7 +172,7 @@ def _predicted(prediction: Prediction | None) -> str:
 
 
 def _speed(ratio: float | None, interval: tuple[float, float], *, only_range: bool) -> str:
-    """ "speedup 1.25× (1.11–1.43)", and where it may be slower that is said."""
+    """ "speedup 1.25× (1.11–1.43)"; the text also says if the setting may be slower."""
     low, high = interval
     if high <= 0:
         return "speedup of many times"
@@ -203,14 +204,14 @@ def _document(finding: Finding) -> dict[str, object]:
     }
 
 
-# The user's source beside its cost: the lines around the one that a finding names, each with its share of the time.
+# The user's source with its cost: the lines around the line that a finding names, each with its share of the time.
 
 
 HOTTEST = 3  # lines that a terminal shows at once
 
 
 def source_section(number: int, finding: Finding) -> Section | None:
-    """A block of lines; None where no line is named."""
+    """The finding's source lines as a section; None if it names no line."""
     if not finding.source:
         return None
     columns = (Column("line", "number"), Column("of this time", "number"), Column("your source", "code"))

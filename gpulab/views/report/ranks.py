@@ -1,4 +1,4 @@
-"""The report of a distributed job: its ranks side by side, then the rank that deserves the closest look."""
+"""The report of a distributed job: all ranks side by side, then the rank that matters most in full."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class RankedReport(View):
 
     @property
     def spotlight(self) -> int:
-        """The rank shown in full: the one the others wait for, else the first that has a trace, else the first."""
+        """The rank shown in full: the rank that the others wait for, else the first rank with a trace, else the first
+        rank."""
         if self.comparison.straggler is not None:
             return self.comparison.straggler
         return next((rank for rank, figures in self.facts.items() if figures.breakdown), next(iter(self.facts)))
@@ -100,7 +101,7 @@ class RankedReport(View):
 
 
 def job_opening(ranks: Ranks, facts: Mapping[int, Facts]) -> str:
-    """Which job, how many of its ranks, which of them ended early, on which device: one line."""
+    """One line: the job, the number of ranks, the ranks that ended early, the device."""
     first = next(iter(facts.values()))
     of = f" of {ranks.world_size}" if ranks.world_size else ""
     parts = [plain(first.run.settings.name), plain(Path(ranks.path).name or ranks.path), f"{len(facts)}{of} ranks"]
@@ -109,7 +110,7 @@ def job_opening(ranks: Ranks, facts: Mapping[int, Facts]) -> str:
 
 
 def _early_ends(ranks: Ranks) -> str:
-    """ "rank 1 failed"; empty where all came to the end of the code."""
+    """ "rank 1 failed"; empty if all ranks reached the end of the code."""
     ends = {p.what: p.key.partition("_")[0] for p in ranks.problems if p.key in ("interrupted_rank", "failed_rank")}
     if len(ends) == len(ranks.runs) > 1 and len(set(ends.values())) == 1:
         return f"all {next(iter(ends.values()))}"

@@ -1,8 +1,8 @@
 """One report of one run, and each way to show it.
 
-Its figures as plain data (docs/report-json.md) are a contract for programs, where null is "not measurable". Keys of the
-accounting are those of every trace report; `step_us`, `data_wait_per_step_us`, `curves`, `loader`, `missing`, `choices`
-and `observer` are the run's own. Times are microseconds since the start of the run.
+The figures as plain data (docs/report-json.md) are a contract for programs; null means "not measurable". The keys of
+the accounting are the same as in every trace report; `step_us`, `data_wait_per_step_us`, `curves`, `loader`, `missing`,
+`choices` and `observer` describe this run. Times are microseconds since the start of the run.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report(View):
-    """What a run says about itself: the facts and the diagnosis with their views.
+    """The facts and the diagnosis of a run, with their views.
 
-    `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is. `change`: what
-    its settings did to the step, where its baseline was measured before; `speed`: what interleaved blocks say instead.
+    `unsaved` is the reason why the run is not on disk (a sentence for the user); empty if it is on disk. `change`: the
+    effect of its settings on the step, if its baseline was measured before; `speed`: the same from interleaved blocks.
     """
 
     facts: Facts
@@ -57,9 +57,9 @@ class Report(View):
         return report_document(self.facts, self.diagnosis, self._before())
 
     def _before(self) -> str:
-        """ "84.0 ms per step; baseline: 179 ms.", after what had no effect; empty for a run of the baseline.
+        """The settings without effect, then "84.0 ms per step; baseline: 179 ms."; empty for a run of the baseline.
 
-        Blocks that were interleaved say it better than one run each, and there is one figure for it.
+        If interleaved blocks were measured, their speedup replaces both times: it is better evidence than one run each.
         """
         changes, change, speed = self.facts.run.changes, self.change, self.speed
         words = [f"{c.name}={c.value} had no effect: {plain(c.evidence)}." for c in changes if c.state == "no effect"]
@@ -91,14 +91,14 @@ class Report(View):
         return timeline_section(self.facts.run, self.facts.breakdown)
 
 
-# What was found about a run, to look at on its own: in a terminal, in a notebook, as data.
+# The diagnosis of a run on its own: in a terminal, in a notebook, as data.
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosed(View):
     """A diagnosis with its views. `opening` is one line: what was run, and where.
 
-    `findings` are ranked by the time they would give back per step; the first makes the headline.
+    `findings` are ranked by the time that they would save per step; the first one is the headline.
     """
 
     result: Diagnosis
@@ -106,17 +106,17 @@ class Diagnosed(View):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """At least one, if only `healthy` or `cannot_tell`."""
+        """At least one finding, even if only `healthy` or `cannot_tell`."""
         return self.result.findings
 
     @property
     def untold(self) -> tuple[Undetermined, ...]:
-        """What could not be told, and what to record for it."""
+        """The questions that could not be decided, and what to record to decide them."""
         return self.result.untold
 
     @property
     def first(self) -> Finding:
-        """The one that the headline is about."""
+        """The finding of the headline."""
         return self.result.first
 
     @property
@@ -130,7 +130,7 @@ class Diagnosed(View):
         return headline(self.result)
 
     def of(self, key: str) -> Finding | None:
-        """The finding of that key, or None."""
+        """The finding with that key, or None."""
         return self.result.of(key)
 
     def _figures(self) -> dict[str, object]:
@@ -157,7 +157,7 @@ def report_document(facts: Facts, diagnosis: Diagnosis, before: str = "") -> dic
 
 
 def _accounting(facts: Facts) -> dict[str, object]:
-    """What the reports of all traces have; `recorded`: peaks per device, whose curves are in `run.memory_events`."""
+    """The keys that every trace report has; `recorded`: peaks per device, whose curves are in `run.memory_events`."""
     run, breakdown, trace = facts.run, facts.breakdown, facts.trace
     ranked = run.origin is not None and run.origin.rank is not None
     memory = [
@@ -234,7 +234,7 @@ def _steps(breakdown: Breakdown) -> list[dict[str, object]]:
 
 
 def _profiled_data_wait(run: Run, breakdown: Breakdown) -> dict[str, float | None]:
-    """Over the profiled steps: how long the loop waited, and how much of it the device's work did not hide."""
+    """Over the profiled steps: how long the loop waited, and how much of that wait the device's work did not hide."""
     profiled = np.isin(run.steps.number, [step.number for step in breakdown.steps])
     exposed = sum(step.parts_ns["data_wait"] for step in breakdown.steps)
     waited = None if breakdown.whole_window else float(run.steps.data_wait_ns[profiled].sum() / 1e3)
@@ -242,7 +242,7 @@ def _profiled_data_wait(run: Run, breakdown: Breakdown) -> dict[str, float | Non
 
 
 def _step_breakdown(facts: Facts) -> dict[str, object] | None:
-    """The one that every view shows; `median_us` and `profiled_share` are of the profiled steps alone."""
+    """The breakdown that every view shows; `median_us` and `profiled_share` cover only the profiled steps."""
     account, shares = facts.breakdown, facts.shares
     if account is None or shares is None:
         return None

@@ -1,4 +1,4 @@
-"""What a report says beside its steps: device, memory, pauses, loading, settings, and how the run was measured."""
+"""The sections of a report apart from its steps: device, memory, pauses, loading, settings, and how it was measured."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def overhead_section(facts: Facts) -> Section:
 
 
 def changes_section(title: str, changes: Sequence[Change]) -> Section | None:
-    """What was changed, and whether it took effect; None where nothing was."""
+    """The changes and whether they took effect; None if there are no changes."""
     if not changes:
         return None
     cells = (
@@ -154,7 +154,7 @@ def choices_section(run: Run) -> Section | None:
 
 
 def origin_section(origin: TraceOrigin) -> Section:
-    """Where a loaded trace comes from, as far as it tells."""
+    """The origin of a loaded trace, as far as the trace names it."""
     versions = ", ".join(f"{plain(name)} {plain(version)}" for name, version in origin.versions.items())
     rank = "" if origin.rank is None else f"{origin.rank}" + (f" of {origin.world_size}" if origin.world_size else "")
     pairs = {
@@ -179,7 +179,7 @@ def stored_section(run: Run, unsaved: str) -> Section:
 
 
 def core_section(facts: Facts) -> Section | None:
-    """None where nothing was read."""
+    """The readings of the CPU cores; None if there are no readings."""
     cores = facts.cores
     if cores is None:
         return None
@@ -216,7 +216,7 @@ KINDS: Mapping[PauseKind, str] = MappingProxyType(
 )
 
 
-_LEAST_SHARE, _LEAST_NS = 0.001, 10_000_000  # of the run's time: less together is nobody's concern
+_LEAST_SHARE, _LEAST_NS = 0.001, 10_000_000  # share of the run's time: pauses below both are not listed
 
 
 _NOTE = "Training paused during these, within a step or between steps. One pause may lie within another."
@@ -229,7 +229,7 @@ _SHORT = "Pauses under 1 ms count in the sum, but have no line of their own."
 
 
 def pause_sections(run: Run) -> tuple[Section, ...]:
-    """The section of pauses and that of alerts, where there were any."""
+    """The sections of pauses and of alerts, if there were any."""
     return present(_pauses(run), _alerts(run))
 
 
@@ -262,7 +262,7 @@ def _pause_cells(run: Run, kind: PauseKind) -> tuple[str, ...] | None:
 
 
 def total_ns(pauses: list[Pause]) -> int:
-    """The time that these pauses cover; where two overlap it counts once."""
+    """The time that these pauses cover, in ns; overlapping time counts once."""
     return measure(union_of((p.start_ns, p.end_ns) for p in pauses))
 
 
@@ -288,7 +288,7 @@ def _alerts(run: Run) -> Section | None:
 
 
 def pauses_document(run: Run) -> dict[str, object]:
-    """The same as plain data: each pause, the sums of those too short to be listed, and the alerts. Times in µs."""
+    """Pauses as plain data: each pause, the sums of pauses too short to be listed, and the alerts. Times in µs."""
     return {
         "pauses": [
             {
@@ -314,7 +314,7 @@ def pauses_document(run: Run) -> dict[str, object]:
 
 
 TITLE = "Inside the DataLoader"
-WORTH_SAYING = 0.05  # of a part's time, or of the wait
+WORTH_SAYING = 0.05  # share of a part's time, or of the wait
 
 _READ = Part("read", "the dataset gets its items: opens, reads and decodes them", "#E69F00")
 _READ_ALL = Part("read and transform", "the dataset's __getitem__, with whatever it does to an item", "#E69F00")
@@ -326,7 +326,7 @@ _COPY = Part("copying to the GPU", "in a traced step, after the DataLoader", "#0
 
 
 def loading_sections(facts: Facts) -> tuple[Section, ...]:
-    """What one batch takes, and each worker where there are several; nothing where batches were not timed inside."""
+    """The time of one batch, and of each worker if there are several; empty if the inside of batches was not timed."""
     inside = facts.loading
     if inside is None:
         return ()
@@ -383,7 +383,7 @@ def _where(inside: LoadingFacts) -> str:
 
 
 def _waiting(inside: LoadingFacts) -> str:
-    """What the loop's wait was for, the longest first."""
+    """What the loop waited for, the longest wait first."""
     wait = inside.wait
     if wait is None or wait.total_us <= 0:
         return ""

@@ -1,4 +1,4 @@
-"""What a report says, in order, as plain strings: the text, the page and the notebook tables only lay it out."""
+"""The content of a report, in order, as plain strings: the text, the page and the notebook tables only lay it out."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from gpulab.views.report.run_sections import (
 from gpulab.views.report.trace_sections import trace_sections
 from gpulab.views.wording import plain
 
-NOT_WORTH_SAYING = 0.02  # of the wait for data, of a step
+NOT_WORTH_SAYING = 0.02  # share of the wait for data, or of a step
 _LARGEST = 3  # parts that one line has room for
 COSTLIEST = 10
-NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
+NEARLY_ALL = 0.95  # profiled share of the whole cell: above it, the cell ran with the profiler
 WHOLE_CELL = "whole cell"
 
 _OPERATORS_NOTE = "Self CPU time."
@@ -72,7 +72,7 @@ def opening(facts: Facts) -> str:
 
 
 def more(run: Run, unsaved: str = "") -> str:
-    """How to see what the first screen leaves out."""
+    """The hint how to see what the first screen omits."""
     if run.origin is not None:
         return "The rest: gpulab report FILE --all"
     if unsaved:
@@ -91,14 +91,15 @@ def device(run: Run) -> str:
 
 
 def has_no_step(run: Run) -> bool:
-    """Whether the cell had no step of its own, so that it is accounted as one whole."""
+    """Whether the cell had no steps, so that the accounting covers the whole cell."""
     return run.step_source == WHOLE_CELL or len(run.steps) == 0
 
 
 def sections(facts: Facts, unsaved: str = "", open_questions: Section | None = None) -> tuple[Section, ...]:
     """Every section of the report's figures in reading order.
 
-    `unsaved` is the reason why the run is not on disk, if so; `untold` is the section about what could not be told.
+    `unsaved` is the reason why the run is not on disk, or empty. `open_questions` is the section about questions that
+    no rule could decide.
     """
     loaded, whole = facts.run.source == "trace", facts.breakdown is not None and facts.breakdown.whole_window
     few = facts.few_steps
@@ -129,7 +130,7 @@ def _step(facts: Facts) -> Section:
     if has_no_step(facts.run):
         row = _whole_row(facts.run)
         return Section.table("Time", PAIRS, [row], _step_lines(facts), wide=True, result=f"{row[1]} for {row[0]}")
-    own = facts.step_us is not None and facts.run.device.kind == "cpu"  # else the breakdown has another figure
+    own = facts.step_us is not None and facts.run.device.kind == "cpu"  # else the breakdown has a different figure
     parts = [
         _spread_row(f"   of it {'waiting for' if own else 'the loop blocked in'} the DataLoader", facts.data_wait_us),
         _spread_row("   of it inside Optimizer.step, with its operators", facts.optimizer_us),
@@ -154,7 +155,7 @@ def _typical(facts: Facts) -> str:
 
 
 def _whole_row(run: Run) -> tuple[str, ...]:
-    """The time of code without steps, and for how much of it the profiler ran."""
+    """The time of code without steps, and the part of that time in which the profiler ran."""
     if run.source == "trace":
         return "the whole trace", duration_ns(run.code_wall_ns)
     recorded_ns = run.timeline.window_ns[1] - run.timeline.window_ns[0] if run.timeline is not None else 0
@@ -194,7 +195,7 @@ def _step_lines(facts: Facts) -> list[str]:
 
 
 def _timed_where(facts: Facts) -> str:
-    """On a GPU: by which clock the steps without the profiler were timed."""
+    """For a GPU: which clock timed the steps without the profiler."""
     run, rows = facts.run, facts.selection.rows
     if run.source == "trace" or run.device.kind != "cuda" or not len(rows):
         return ""
@@ -208,7 +209,7 @@ def _timed_where(facts: Facts) -> str:
 
 
 def _of_rounds(facts: Facts) -> str:
-    """Why times are means over several steps, where they are."""
+    """Why times are means over several steps; empty if they are not."""
     turns = facts.round_steps
     if turns == 1:
         return ""
@@ -261,7 +262,7 @@ def _parts(facts: Facts) -> Section:
 
 
 def _profiled_alone(facts: Facts) -> Section | None:
-    """The traced steps by themselves, for readers who check what the breakdown rests on; only in the full text."""
+    """The traced steps by themselves, for readers who check the basis of the breakdown; only in the full text."""
     account = facts.breakdown
     if account is None or account.whole_window or not account.steps:
         return None
@@ -279,12 +280,12 @@ def _profiled_alone(facts: Facts) -> Section | None:
 
 
 def _mean_us(breakdown: Breakdown, part: str) -> float:
-    """Per step, as the share beside it: a mean, where a median would belong to other steps."""
+    """Mean time per step of the part, to match the share in the same row; a median would come from different steps."""
     return sum(step.parts_ns[part] for step in breakdown.steps) / max(1, len(breakdown.steps)) / 1e3
 
 
 def why_no_breakdown(facts: Facts) -> str:
-    """The reason for a missing breakdown: what is wrong with the trace, else what the record tells."""
+    """The reason for a missing breakdown: the fault of the trace, else the reason in the record."""
     run, withheld = facts.run, facts.integrity.reason("breakdown") if facts.integrity is not None else None
     if withheld is not None:
         return plain(withheld)
@@ -314,7 +315,7 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
 
 
 def _basis(facts: Facts, shares: StepShares) -> str:
-    """From which steps the breakdown is."""
+    """The steps behind the breakdown, in words."""
     if facts.breakdown is not None and facts.breakdown.whole_window:
         return "No step lies wholly inside the traced window, so it counts as one."
     count, step = shares.profiled_count, facts.step_us
@@ -327,7 +328,7 @@ def _basis(facts: Facts, shares: StepShares) -> str:
 
 
 def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[str]:
-    """Where in the program unknown time lies, as its annotations tell."""
+    """Where in the program unknown time lies, according to its annotations."""
     each = "the traced time" if breakdown.whole_window else "a step"
     scale = shares.share["unknown"] / breakdown.share["unknown"] if breakdown.share["unknown"] else 0.0
     return [
@@ -338,7 +339,7 @@ def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[s
 
 
 def _hidden_wait(facts: Facts, shares: StepShares) -> str:
-    """Why the loop waits longer than the breakdown says; empty where it does not."""
+    """Why the loop waits longer than the breakdown says; empty if it does not."""
     wait, exposed_us = facts.data_wait_us, shares.us("data_wait")
     if wait is None or exposed_us is None or facts.run.device.kind != "cuda":
         return ""
@@ -352,7 +353,8 @@ def _hidden_wait(facts: Facts, shares: StepShares) -> str:
 
 
 def without_parts(operators: Sequence[CostRow]) -> tuple[CostRow, ...]:
-    """Without the annotations around loading and the optimizer: the breakdown has their time as parts of its own."""
+    """The operators without the annotations around loading and the optimizer, whose time the breakdown lists as
+    parts."""
     marks = (What.LOADER, What.UPDATE, What.ZEROING)
     return tuple(row for row in operators if kind_of(Category.USER_ANNOTATION, row.name) not in marks)
 

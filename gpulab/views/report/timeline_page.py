@@ -2,8 +2,8 @@
 
 The spans travel inside the page as one compressed block: a JSON head (names, lanes, steps), then columns in the order
 in which they are drawn, lane by lane, level by level, by time. `static/timeline.js` unpacks and draws it. Base64 holds
-no markup, so that no name from a trace can end the block; the script may run because its hash stands in the page's
-policy, and nothing else may.
+no markup, so no name from a trace can end the block. The page's policy contains the hash of this script and so allows
+no other.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from gpulab.views.html import render
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
 
-_NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters: of a name, of a label, of all names together
-_ROUNDING_NS = 1_000  # µs traces let one kernel begin before the one before it has ended, by less than this
-_PYTHON_LEVELS = 2  # the outermost frames say least
-_PART_ORDER = np.array([list(wording.PARTS).index(part) for part in PARTS])  # the accounting's order to the reader's
+_NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters of a name, a label, all names
+_ROUNDING_NS = 1_000  # in traces in µs, kernels overlap by rounding, by less than this
+_PYTHON_LEVELS = 2  # the outermost frames are the least useful
+_PART_ORDER = np.array([list(wording.PARTS).index(part) for part in PARTS])  # from accounting to display order
 
 
 def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MOST_SPANS) -> Markup:
-    """The timeline as a section of a page that stands alone; empty where nothing was traced.
+    """The timeline as a section of a self-contained page; empty if nothing was traced.
 
-    `breakdown` colours the parts of each step. More than `most_spans` spans are thinned out, and the page says so.
+    `breakdown` colours the parts of each step. At most `most_spans` spans are drawn; the page says if some are left
+    out.
     """
     timeline = run.timeline
     if timeline is None or len(timeline) == 0:
@@ -54,11 +55,11 @@ class _Stack(Struct, frozen=True):
     label: str
     levels: list[Int64]
     work: int | None = None
-    most_levels: int = 8  # visible until all are asked for
+    most_levels: int = 8  # visible until the user asks for all
 
 
 class _Strip(Struct, frozen=True):
-    """What stands under the steps: their parts as pieces in time, or as shares, one after the other."""
+    """The strip under the steps: their parts as pieces in time, or as shares, one after the other."""
 
     account: Breakdown | None
     pieces: Pieces
@@ -89,9 +90,9 @@ def _strip(timeline: Timeline, account: Breakdown | None, most: int) -> _Strip:
 
 
 def _longest_spans(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
-    """The spans to draw, by time, and a sentence about those left out: the shortest on the host, then on the GPU.
+    """The spans to draw, by time, and a sentence about omitted spans: first the shortest on the host, then on the GPU.
 
-    Host marks of steps are not among them where the steps stand above the lanes.
+    Host marks of steps are omitted if the steps are drawn above the lanes.
     """
     rows = np.arange(len(timeline), dtype=np.int64)
     if has_steps:
@@ -112,7 +113,7 @@ def _longest_spans(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int6
 
 
 def _lanes(timeline: Timeline, spans: Int64) -> list[_Stack]:
-    """Host threads first, the training thread on top, autograd's next; then each GPU's streams."""
+    """The lanes in order: the training thread, the autograd thread, other host threads, then each GPU's streams."""
     by_lane = spans[np.argsort(timeline.lane_id[spans], kind="stable")]
     ids, firsts = np.unique(timeline.lane_id[by_lane], return_index=True)
     rows = dict(zip(ids.tolist(), np.split(by_lane, firsts[1:]), strict=True))
@@ -130,7 +131,7 @@ def _lanes(timeline: Timeline, spans: Int64) -> list[_Stack]:
 
 
 def _lane_stacks(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Stack]:
-    """A host lane by depth of nesting, Python's own stack apart; a stream's work below its annotations."""
+    """A host lane by depth of nesting, with the Python stack separate; a stream's work below its annotations."""
     lane = timeline.lanes[lane_id]
     name = lane_name(lane, training=lane_id == timeline.training_lane)
     label = wording.cut(wording.plain(name), _SHORT_WIDTH)
@@ -145,7 +146,7 @@ def _lane_stacks(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Stack]:
 
 
 def _levels(timeline: Timeline, rows: Int64, tolerance_ns: int = 0) -> list[Int64]:
-    """The spans by how many others are open when each begins; an overlap within the tolerance counts as none."""
+    """The spans by how many others are open when each begins; overlaps within the tolerance are ignored."""
     if len(rows) == 0:
         return []
     start, end = timeline.start_ns[rows], timeline.end_ns[rows] - tolerance_ns
@@ -176,7 +177,7 @@ def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Stack], th
     gap[row_starts] = start[row_starts]
     nothing = np.zeros(len(strip.pieces.part), np.int64)
     columns = {
-        "gap": gap,  # each start since the one before it in its row, the first one's since the origin
+        "gap": gap,  # each start relative to the previous start in its row, the first relative to the origin
         "duration": np.concatenate((timeline.duration_ns[order], strip.pieces.end_ns - strip.pieces.start_ns)),
         "name": np.concatenate((name, nothing)),
         "kind": np.concatenate((kind, len(kinds) + _PART_ORDER[strip.pieces.part])),
@@ -188,7 +189,7 @@ def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Stack], th
         "count": len(start),
         "spans": len(order),
         "names": whole,
-        "short": [None if s == w else s for s, w in zip(short, whole, strict=True)],  # what is written into a span
+        "short": [None if s == w else s for s, w in zip(short, whole, strict=True)],  # the label inside a span
         "kinds": kinds,
         "parts": [[part.label, part.meaning_on(run.device.kind), part.colour] for part in wording.PARTS.values()],
         **_lanes_head(lanes, firsts),
@@ -211,14 +212,14 @@ def _planes(values: Int64) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 
 def _launches(timeline: Timeline, order: Int64) -> Int64:
-    """For the GPU's work 1 + where in the order its launch stands; 0: there is none."""
-    position = np.full(len(timeline) + 1, -1, np.int64)  # the last: of no row
+    """For each span of GPU work, 1 + the position of its launch in the order; 0: no launch."""
+    position = np.full(len(timeline) + 1, -1, np.int64)  # the last: for no row
     position[order] = np.arange(len(order))
     return position[labels(timeline).call[order]] + 1
 
 
 def _kinds(timeline: Timeline, order: Int64, device_kind: str) -> tuple[list[list[str]], Int64]:
-    """[label, category, colour] of each sort of span that occurs, and each span's."""
+    """[label, category, colour] of each kind of span that occurs, and the kind's index for each span."""
     sorts = labels(timeline).what[order].astype(np.int64) * 256 + timeline.category[order]
     pairs, kind = np.unique(sorts, return_inverse=True)
     kinds = []
@@ -234,7 +235,8 @@ def _kinds(timeline: Timeline, order: Int64, device_kind: str) -> tuple[list[lis
 
 
 def _lanes_head(lanes: list[_Stack], firsts: Int64) -> dict[str, object]:
-    """Each lane's rows as [first, count]; the overview draws the GPUs' work, or the first row where there is none."""
+    """Each lane's rows as [first, count]; the overview draws the GPUs' work, or the first row if there is no GPU
+    work."""
     rows = [[a, b - a] for a, b in pairwise(firsts.tolist())]
     heads: list[dict[str, object]] = []
     overview: list[list[int]] = []
@@ -248,7 +250,7 @@ def _lanes_head(lanes: list[_Stack], firsts: Int64) -> dict[str, object]:
 
 
 def _bands(run: Run, timeline: Timeline, account: Breakdown | None, origin: int) -> list[dict[str, object]]:
-    """The steps that touch the window, with the parts of those that were accounted; without any, the whole window."""
+    """The steps that overlap the window, with the parts of accounted steps; without steps, the whole window."""
     if account is not None and account.whole_window:
         (whole,) = account.steps
         bands = [("", "whole window", whole.start_ns, whole.end_ns, 0, dict(whole.parts_ns))]
@@ -275,7 +277,7 @@ def _bands(run: Run, timeline: Timeline, account: Breakdown | None, origin: int)
 
 
 def _part_style(name: str, label: str = "") -> tuple[str, str]:
-    """How spans are called and coloured whose time is that part of a step."""
+    """Name and colour of the spans whose time is that part of a step."""
     part = wording.PARTS[name]
     return label or part.label, part.colour
 
@@ -296,7 +298,7 @@ _STYLES = {
 
 
 def lane_name(lane: Lane, *, training: bool) -> str:
-    """What a lane is called on screen; `training`: it is the thread that trains."""
+    """The name of a lane on screen; `training`: whether it is the training thread."""
     if lane.label:
         return lane.label
     if lane.kind == "stream":
@@ -307,7 +309,7 @@ def lane_name(lane: Lane, *, training: bool) -> str:
 def nesting(start: Int64, end: Int64) -> Int64:
     """How many spans of a lane are open when each begins; `start` is sorted, parents come before their children.
 
-    Where two overlap without one holding the other, the later one stands above the last that is still open.
+    If two spans overlap without nesting, the later span is placed one level above the last span that is still open.
     """
     depth = np.empty(len(start), np.int64)
     open_ends: list[int] = []

@@ -1,4 +1,4 @@
-"""What the trace of a GPU adds to a report: can it be trusted, and how its work was started."""
+"""The sections that a GPU trace adds to a report: whether it can be trusted, and how its work was launched."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
 
 
 def exchanges_section(exchanges: Sequence[CollectiveFacts], per: str, *, waits_included: bool) -> Section:
-    """What ranks exchange, by kind and process group. `waits_included`: one rank alone cannot tell them apart."""
+    """What ranks exchange, by kind and process group. `waits_included`: times include waits, which one rank cannot
+    separate."""
     columns = (Column(""), Column("process group"), *numbers("count", "size of one", "time of one", "bus bandwidth"))
     cells = [
         (
