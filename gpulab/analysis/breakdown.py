@@ -1,11 +1,12 @@
-"""Step accounting: each step's wall time painted into parts that never overlap and sum to the step.
+"""Step accounting: divides each step's wall time into parts that never overlap and sum to the step.
 
-One device at a time. Between two calls of the training thread Python itself runs; where that takes no longer than
-`PYTHON_GAP_NS` it belongs to launching, for that is what a launch costs in an eager program.
+Each device has its own account. Between two calls the training thread runs Python code. If that takes at most
+`PYTHON_GAP_NS`, it counts as "launch": an eager program pays it for each launch.
 
-Time in which the training thread was ready to run and had no processor core ("core_wait") is counted by the system and
-not by the trace: how long it is in a step is known, where in the step is not. The parts in which the thread works give
-it, each in proportion to its time. Waiting for data gives none: a loop that loads by itself misses cores there, too.
+The time in which the training thread was ready to run but had no processor core ("core_wait") is counted by the system
+and is not in the trace: its total per step is known, its position is not. It is subtracted from the parts in which the
+thread works, in proportion to their time. It is not subtracted from "data_wait": a loop that makes its own batches also
+lacks cores while it loads, and that time remains "data_wait".
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ PARTS = (
 # operators of a launch-bound model on a B200 (b200_moe_launch_bound); longer gaps have a cause of their own.
 PYTHON_GAP_NS = 100_000
 
-DEVICE_PARTS = ("compute", "communication", "memcpy", "memset")  # the rest of a GPU's step is idle
+DEVICE_PARTS = ("compute", "communication", "memcpy", "memset")  # in the rest of a step a GPU is idle
 
 
 class StepParts(Struct, frozen=True):
     """One profiled step: `parts_ns` has every name of `PARTS` and sums to `end_ns - start_ns` exactly.
 
-    `start_ns` and `end_ns` are the step's window on the accounted device, `host` the one of the training loop: they
-    differ where the host runs ahead of a GPU (`device_windows`).
+    `start_ns` and `end_ns` are the step's window on the accounted device, `host` is its window in the training loop.
+    The two differ if the host runs ahead of a GPU (`device_windows`).
     """
 
     number: int
@@ -65,20 +66,20 @@ class StepParts(Struct, frozen=True):
 
     @property
     def own_ns(self) -> int:
-        """Its length without what starting up took."""
+        """The step's length without start-up."""
         return self.end_ns - self.start_ns - self.parts_ns.get("start_up", 0)
 
 
 class Breakdown(Struct, frozen=True, eq=False):
     """The accounting of a profiled window on one device.
 
-    `device_index` is its number, None on a CPU. `median_us` is the per-part median over the steps; `share` is each
-    part's share of the summed wall time without what starting up took (shares sum to 1; that of "start_up" is 0).
-    `busy_fraction` and `kernel_busy_fraction` are None on a CPU device. `whole_window`: no step was found,
-    the window stands as one. `prepared_ns` are the times at which the loop itself made a batch (`prepared`), as
-    [start, end): they are "data_wait". `round_steps`: steps of a round, as `Facts.round_steps`. `core_wait_from`: the
-    parts that gave "core_wait". `claims`: the time that each part lays claim to, first come first served; what nobody
-    claims is "unknown".
+    `device_index` is the device's number, None for a CPU. `median_us` is the per-part median over the steps; `share` is
+    each part's share of the summed wall time without start-up (shares sum to 1; the share of "start_up" is 0).
+    `busy_fraction` and `kernel_busy_fraction` are None for a CPU. `whole_window`: no step was found, so the window
+    counts as one step. `prepared_ns` are the times, [start, end), at which the loop itself made a batch (`prepared`);
+    they count as "data_wait". `round_steps`: steps of a round, as `Facts.round_steps`. `core_wait_from`: the parts from
+    which "core_wait" was subtracted. `claims`: the time that each part claims; if claims overlap, the first part gets
+    the time, and time that no part claims is "unknown".
     """
 
     device: str
@@ -86,7 +87,7 @@ class Breakdown(Struct, frozen=True, eq=False):
     steps: tuple[StepParts, ...]
     median_us: dict[str, float]
     share: dict[str, float]
-    median_step: int  # number of the step of median length (of those that wait, where not every step does)
+    median_step: int  # number of the step of median length (if steps differ in a round: of those that wait)
     busy_fraction: float | None
     kernel_busy_fraction: float | None
     whole_window: bool = False
@@ -107,7 +108,7 @@ class Breakdown(Struct, frozen=True, eq=False):
 
     @property
     def step_host_windows(self) -> Intervals | None:
-        """The same where they are steps; None where no step was found."""
+        """`host_windows`; None if no step was found."""
         return None if self.whole_window or not self.steps else self.host_windows
 
     @property
@@ -117,7 +118,7 @@ class Breakdown(Struct, frozen=True, eq=False):
 
     @property
     def bare(self) -> Intervals:
-        """The time of all steps on the accounted device that no part lays claim to."""
+        """The time of all steps on the accounted device that no part claims."""
         return subtract(self.covered, joined(*self.claims.values()))
 
     @property
@@ -136,18 +137,18 @@ class Breakdown(Struct, frozen=True, eq=False):
 
     @property
     def mean_step_us(self) -> float | None:
-        """None without a step."""
+        """Mean length of a step without start-up; None without a step."""
         return (self.wall_ns - self.start_up_ns) / len(self.steps) / 1e3 if self.steps else None
 
     @property
     def start_up_ns(self) -> int:
-        """What happened once, at the first calls: it is in no share."""
+        """Time of one-time work at the first calls; no share includes it."""
         return sum(s.parts_ns["start_up"] for s in self.steps)
 
     def typical_share(self, *parts: str) -> float:
-        """Median over the steps of the share that these parts have together: one odd step does not speak for all.
+        """Median over the steps of the share that these parts have together, so that one odd step does not matter.
 
-        Where steps differ within a round, over rounds of so many steps.
+        If steps differ within a round, the median is over rounds of `round_steps` steps.
         """
         shares = [
             sum(s.parts_ns[p] for s in steps for p in parts) / max(1, sum(s.own_ns for s in steps))
@@ -156,7 +157,7 @@ class Breakdown(Struct, frozen=True, eq=False):
         return float(np.median(shares)) if shares else 0.0
 
     def by(self, round_steps: int) -> Breakdown:
-        """The same of a run whose steps differ within a round: its medians are over rounds of so many steps."""
+        """This accounting with medians over rounds of so many steps, for a run whose steps differ within a round."""
         account = replace(self, round_steps=round_steps)
         if round_steps == 1 or not self.steps:
             return account
@@ -179,7 +180,7 @@ class Breakdown(Struct, frozen=True, eq=False):
 def breakdown(run: Run, *, idle_causes: bool = True) -> Breakdown | None:
     """Account the profiled steps on the device that worked longest; None without a trace or with its host side alone.
 
-    Without `idle_causes` (the clocks of host and device are apart) an idle device's time is unknown.
+    Without `idle_causes` (if the clocks of host and device disagree) all idle time of a device is "unknown".
     """
     return next(iter(breakdowns(run, idle_causes=idle_causes)), None)
 
@@ -199,7 +200,7 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
 
 def _account(run: Run, spans: Labels, index: int | None, *, idle_causes: bool) -> Breakdown:
     claims = dict(_host_claims(spans) if index is None else _device_claims(spans, index, idle_causes=idle_causes))
-    # what the trace itself does not name: batches that the loop makes, pauses heard of while the profiler ran
+    # not in the trace: batches that the loop makes itself, and pauses recorded while the profiler ran
     own_batches, (start, end) = prepared(run), spans.window_ns
     pauses = [(p.start_ns, p.end_ns) for p in run.pauses if p.start_ns < end and p.end_ns > start]
     for part, times_ns in (("data_wait", own_batches), ("other", pauses)):
@@ -236,7 +237,7 @@ def _account(run: Run, spans: Labels, index: int | None, *, idle_causes: bool) -
 
 
 def _working_parts(index: int | None) -> tuple[str, ...]:
-    """In which the training thread works; of a GPU's step, of its idle time. Waiting for data is all of that wait."""
+    """The parts in which the training thread works; on a GPU, those of its idle time. "data_wait" is not among them."""
     computing = ("compute",) if index is None else ()
     return (*computing, "optimizer", "launch", "other", "unknown")
 
@@ -244,7 +245,7 @@ def _working_parts(index: int | None) -> tuple[str, ...]:
 def _waited_for_core_ns(
     run: Run, totals: Int64, givers: tuple[str, ...], host: Intervals, index: int | None
 ) -> Float64:
-    """Of each step. On a GPU what its work hides is no loss: its idle time holds as large a share as the loop."""
+    """Core wait of each step. A GPU's work hides part of it: the idle time has the same share of it as the loop."""
     waited_ns = cores.waited_ns(run.core_times, host)
     wall_ns = np.maximum(1, host[:, 1] - host[:, 0])
     if index is None:
@@ -259,7 +260,7 @@ def _without_core(totals: Int64, givers: tuple[str, ...], waited_ns: Float64) ->
 
 
 def _host_claims(spans: Labels) -> Iterator[tuple[str, Intervals]]:
-    """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
+    """Claims on the CPU: compute is the operators of the training thread and of autograd outside the DataLoader."""
     yield "start_up", start_up(spans, None).times
     yield "data_wait", spans.loading
     yield "compute", spans.computing
@@ -269,11 +270,11 @@ def _host_claims(spans: Labels) -> Iterator[tuple[str, Intervals]]:
 
 
 def _device_claims(spans: Labels, index: int, *, idle_causes: bool) -> Iterator[tuple[str, Intervals]]:
-    """On a GPU: what the device does first, then what the host did while it idled."""
+    """Claims on a GPU: first the work of the device, then what the host did while the device idled."""
     for part, kind in zip(DEVICE_PARTS, (What.KERNEL, What.COMMUNICATION, What.COPY, What.MEMSET), strict=True):
         yield part, spans.times(spans.on_device(index, kind))
     if idle_causes:
-        # inside a replayed graph the device waits for the graph's own order, whatever the host does: it is queued work
+        # inside a replayed graph the device waits for other nodes of the graph and not for the host: "queued"
         replays = replay_times(spans, index)
         for part, times in _idle_claims(spans, index):
             if not len(replays):
@@ -297,7 +298,7 @@ def _idle_claims(spans: Labels, index: int) -> Iterator[tuple[str, Intervals]]:
 
 
 def _launched_outside(spans: Labels, work: Rows, started: Rows) -> Intervals:
-    """The gaps before work whose launch is not in the trace: nobody can say what the device waited for."""
+    """The gaps before work whose launch is not in the trace: what the device waited for is unknown."""
     busy, begun = spans.times(work), spans.start_ns[started]  # both by start
     after_gap = np.flatnonzero(
         np.searchsorted(begun, busy[:, 0], "left") == np.searchsorted(begun, busy[:, 0], "right")
@@ -307,27 +308,27 @@ def _launched_outside(spans: Labels, work: Rows, started: Rows) -> Intervals:
 
 
 def _other(spans: Labels) -> Intervals:
-    """The profiler's own work and torch.compile's. Annotations of the program enclose work, they are none."""
+    """Time of the profiler itself and of torch.compile. The program's annotations enclose work and are not counted."""
     return spans.times(spans.training(What.OVERHEAD, What.COMPILING))
 
 
 def _busy(spans: Labels, windows: Intervals, index: int, *kinds: What) -> float:
-    """Share of [first step start, last step end) in which the device does this (definitions.md, "Words")."""
+    """Share of [first step start, last step end) in which the device does such work (definitions.md, "Words")."""
     start, end = int(windows[0, 0]), int(windows[-1, 1])
     return measure(clip(spans.times(spans.on_device(index, *kinds)), start, end)) / max(1, end - start)
 
 
 def median_window(windows: Intervals) -> int:
-    """Which of these [start, end) is the one of median length; of two in the middle the shorter."""
+    """Index of the window [start, end) of median length; of the two in the middle, the shorter one."""
     wall = windows[:, 1] - windows[:, 0]
     return int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])
 
 
-# -- where in a step its parts lie, for views that draw it -------------------------------------------------------------
+# -- the position of parts within a step, for views that draw them -----------------------------------------------------
 
 
 class Pieces(Struct, frozen=True):
-    """Columns by time: disjoint pieces that fill the accounted steps, none of them empty."""
+    """Disjoint, non-empty pieces that fill the accounted steps, as columns in order of time."""
 
     start_ns: Int64
     end_ns: Int64
@@ -335,10 +336,10 @@ class Pieces(Struct, frozen=True):
 
 
 def placed(account: Breakdown) -> Pieces | None:
-    """The pieces of every accounted step; None where the account does not say when its parts were.
+    """The pieces of every accounted step; None if the account has no `claims`.
 
-    When exactly the program waited for a core is not known: each piece of a part that gave such time ends with its
-    share.
+    When the program waited for a core is unknown: "core_wait" is placed at the end of each piece that it was subtracted
+    from.
     """
     if not account.claims:
         return None
@@ -349,7 +350,7 @@ def placed(account: Breakdown) -> Pieces | None:
 
 
 def _with_core_wait(pieces: Pieces, windows: Int64, before: Int64, after: Int64) -> Pieces:
-    """Pieces whose part has less time `after` than `before` give that share of each, at its end."""
+    """If a part has less time `after` than `before`, the end of each of its pieces becomes "core_wait"."""
     row = np.searchsorted(windows[:, 0], pieces.start_ns, side="right") - 1
     whole_ns, rest_ns = before[row, pieces.part], after[row, pieces.part]
     length = pieces.end_ns - pieces.start_ns
@@ -379,7 +380,7 @@ def _painted(claims: Mapping[str, Intervals], windows: Int64) -> Pieces:
 
 
 def _joined(begin: Int64, until: Int64, part: Int64, windows: Int64) -> Pieces:
-    """Neighbours of the same part as one piece, but for two steps."""
+    """Merge neighbouring pieces of the same part, but not across steps."""
     if not len(begin):
         return Pieces(begin, until, part)
     fresh = np.ones(len(begin), dtype=bool)

@@ -1,8 +1,8 @@
-"""What each kind of exchange between ranks carries, how often, and how fast it moves.
+"""Computes what the collectives between ranks carry, how often they run, their bandwidth, and which rank is late.
 
-Source of the bandwidth: NVIDIA's nccl-tests, "Performance reported by NCCL tests": the bytes of the larger of what goes
-in and what comes out over the time, times what of them each link has to carry (`LINK_SHARE`). So it can be held against
-what the link is sold with, however many ranks there are.
+The bus bandwidth is that of NVIDIA's nccl-tests, "Performance reported by NCCL tests": the larger of input and output
+size, divided by the time, times the fraction that each link carries (`LINK_SHARE`). It can be compared with the rated
+bandwidth of the link for any number of ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from gpulab.run import Collective, Float64, Int64, Timeline
 
-# Kind → of the message's bytes, those that cross each link, from the number of ranks. A rank that is not the root of a
-# gather or scatter sees its own part alone, so these have none.
+# Kind → fraction of the message's bytes that crosses each link, from the number of ranks. Gather and scatter have none:
+# a rank other than the root sees only its own part of the message.
 LINK_SHARE: Mapping[Collective, Callable[[int], float]] = {
     Collective.ALL_REDUCE: lambda ranks: 2 * (ranks - 1) / ranks,
     Collective.REDUCE_SCATTER: lambda ranks: (ranks - 1) / ranks,
@@ -31,8 +31,8 @@ LINK_SHARE: Mapping[Collective, Callable[[int], float]] = {
 class CollectiveFacts(Struct, frozen=True):
     """All exchanges of one kind ("all-reduce", "reduce-scatter", …) in one process group.
 
-    `message_bytes` and `time_us` are means of one of them. `bus_bytes_per_s` is the bus bandwidth as nccl-tests have
-    it, None where a size is not known, the group is one rank alone, or the kind is gather or scatter.
+    `message_bytes` and `time_us` are means per exchange. `bus_bytes_per_s` is the bus bandwidth as in nccl-tests; None
+    if a size is unknown, the group has only one rank, or the kind is gather or scatter.
     """
 
     kind: str
@@ -45,9 +45,9 @@ class CollectiveFacts(Struct, frozen=True):
 
 
 def collective_facts(timeline: Timeline, rows: Int64, time_ns: Int64, steps: int) -> tuple[CollectiveFacts, ...]:
-    """Of these rows of a timeline, the costliest kind first; empty where the trace does not say what they carry.
+    """The exchanges in these rows of a timeline, the costliest kind first; empty if the trace does not name their kind.
 
-    `time_ns`: of each row, how long it moves data; where that is not known apart, how long it takes.
+    `time_ns`: for each row, how long it moves data, or its whole duration if that is unknown.
     """
     kinds = _column(timeline, "collective", rows)
     has_kind = np.isfinite(kinds)
@@ -85,7 +85,7 @@ def _column(timeline: Timeline, name: str, rows: Int64) -> Float64:
 
 
 class Arrived(Struct, frozen=True):
-    """One rank's arrivals, [n] each: at which collective of which group, and when (ns, on a clock that all share)."""
+    """One rank's arrivals at collectives, columns of [n]: group, number in the group, time (ns, on a shared clock)."""
 
     group: Int64
     sequence: Int64
@@ -93,15 +93,18 @@ class Arrived(Struct, frozen=True):
 
 
 class RankWaits(Struct, frozen=True):
-    """Of one rank, as shares of the time that the matched collectives span: it `waits` for others; it `delays` them,
-    summed over the collectives at which it came last, by what the others waited on average."""
+    """Waits of one rank, as shares of the time from the first to the last matched collective.
+
+    `waits`: how long it waits for others. `delays`: how long the others wait on average, summed over the collectives at
+    which this rank arrives last.
+    """
 
     waits: float
     delays: float
 
 
 def rank_waits(ranks: Mapping[int, Arrived]) -> dict[int, RankWaits]:
-    """By rank, from the collectives that all of them came to; empty where there are fewer than two of these."""
+    """Waits by rank, from the collectives at which all ranks arrived; empty with fewer than two such collectives."""
     times_ns, numbers = _matched(ranks)
     if times_ns.shape[1] < 2:
         return {}
@@ -120,7 +123,7 @@ def rank_waits(ranks: Mapping[int, Arrived]) -> dict[int, RankWaits]:
 
 
 def straggler(waits: Mapping[int, RankWaits], least: float) -> int | None:
-    """The rank that delays the others most, where that is at least this share; None where none does."""
+    """The rank that delays the others most; None if no rank delays them by at least the share `least`."""
     if not waits:
         return None
     worst = max(waits, key=lambda rank: waits[rank].delays)
@@ -128,7 +131,7 @@ def straggler(waits: Mapping[int, RankWaits], least: float) -> int | None:
 
 
 def _matched(ranks: Mapping[int, Arrived]) -> tuple[Int64, list[int]]:
-    """Arrivals [ranks, collectives] at those to which all came, in order of time, and the ranks' numbers."""
+    """Arrival times [ranks, collectives] at the collectives that all ranks reached, by time; and the ranks' numbers."""
     numbers = sorted(ranks)
     if len(numbers) < 2:
         return np.empty((len(numbers), 0), np.int64), numbers

@@ -1,7 +1,7 @@
-"""Where the time to make a batch goes, inside the processes that make them: read, transform, collate, hand over.
+"""Computes where the time to make a batch goes, in the process that makes it: read, transform, collate, hand over.
 
-Of many short batches only some were timed: each row counts as often as it stands for batches. A loop that makes its
-batches itself has no such rows; there looks at its stack tell the time.
+Of many short batches only some are timed: each row is weighted by the number of batches that it represents. A loop that
+makes its own batches has no such rows; samples of its stack show the time instead.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from gpulab.intervals import clip, covers, measure, union
 from gpulab.run import Batches, Float64, Int64, Run, StepFlag
 from gpulab.timeline.labels import What, labels
 
-LEAST_PART = 0.01  # ours: of a batch's time: of less, nobody can say how much was waiting
+LEAST_PART = 0.01  # ours, of a batch's time: how much of a smaller part was waiting is unknown
 _MOSTLY = 0.5  # ours: what takes half of a batch's time decides what its workers need
-FEWEST = 3  # ours: batches for a median
+FEWEST = 3  # ours: batches that a median needs
 SMALLEST_PART, SMALLEST_WAIT = (
     0.01,
     0.05,
-)  # ours, of a batch: less is left out of the sentence
+)  # ours, of a batch: smaller ones are not mentioned
 
 Rows = np.ndarray  # of bool, one per batch
 _READ, _TRANSFORM, _COLLATE = range(3)
 
 
 class WorkerRow(Struct, frozen=True):
-    """One worker's batches: medians per batch. `idle_fraction`: share of its time in which it made none.
+    """One worker's batches: medians per batch. `idle_fraction`: share of the time in which it made no batch.
 
-    `waited_fraction`: share of its making in which it used no CPU though a core was free. `hand_over_us`, `pin_us`: as
-    in `LoadingFacts`.
+    `waited_fraction`: share of its batches' time in which it used no CPU though a core was free. `hand_over_us`,
+    `pin_us`: as in `LoadingFacts`.
     """
 
     worker: int  # -1: the training process
@@ -48,11 +48,10 @@ class WorkerRow(Struct, frozen=True):
 
 
 class WaitParts(Struct, frozen=True):
-    """The loop's wait for a batch, in µs: what was being done to the batch meanwhile. They sum to the typical wait.
+    """The loop's wait for a batch, in µs, by what was done to the batch meanwhile. Parts sum to the typical wait.
 
-    While the workers have not begun with the batch or are at it, the wait is shared out as the batch's own time is;
-    after that it is handed over, and pinned. What the training process does for it beside that, as its sampler, counts
-    as handing over.
+    Until the batch is made, the wait is divided in proportion to the batch's own times; after that it is handing over
+    and pinning. Other work of the training process for the batch, such as its sampler, counts as handing over.
     """
 
     read_us: float
@@ -67,17 +66,17 @@ class WaitParts(Struct, frozen=True):
 
 
 class LoadingFacts(Struct, frozen=True):
-    """Times per batch, in µs, over the batches of the counted steps (the first ones, made at the start, are out).
+    """Times per batch, in µs, over the batches of the counted steps (without the first ones, made at the start).
 
-    `batches` of them were timed, which stand for `of_batches`.
-    `batch_us` is the whole making of one batch in its process, the median. `read_us`, `transform_us`, `collate_us` are
-    shares of that: of the summed time of all batches, so that the parts are never more than the batch. `hand_over_us`:
-    from a batch's being made to the loop's having it, where the loop was already waiting for it; None where it never
-    was, and without workers. `copy_us`: host-to-device copies per step from the trace; None without a GPU.
-    `*_waited_fraction`: share of that part's wall time in which the process slept: it waited for storage, a lock or a
-    network; None where the part takes no time worth telling, or the system does not tell how long it waited for a core.
-    `core_wait_fraction`: share of a batch's time in which it was ready and all cores were taken; None likewise.
-    `wait`: what the loop's wait for a batch was for; None where it is not known.
+    `batches` of them were timed; they represent `of_batches`. `batch_us` is the median time to make one batch in its
+    process. `read_us`, `transform_us`, `collate_us` divide it in proportion to the summed times of all batches, so that
+    the parts never exceed the batch. `hand_over_us`: from the end of making a batch until the loop has it, over batches
+    that the loop was already waiting for; None if it never was, and without workers. `copy_us`: host-to-device copies
+    per step from the trace; None without a GPU. `*_waited_fraction`: share of that part's wall time in which the
+    process slept, waiting for storage, a lock or a network; None if the part takes too little time (`LEAST_PART`), or
+    if the system does not report the wait for a core. `core_wait_fraction`: share of a batch's time in which the
+    process was ready and all cores were taken; None likewise. `wait`: the parts of the loop's wait for a batch; None if
+    unknown.
     """
 
     batches: int
@@ -98,7 +97,7 @@ class LoadingFacts(Struct, frozen=True):
 
     @property
     def handing_over(self) -> float:
-        """Share of the loop's wait in which nobody makes the batch; 0 where that is not known."""
+        """Share of the loop's wait in which no process makes the batch; 0 if unknown."""
         return 0.0 if self.wait is None else self.wait.hand_over_us / max(self.wait.total_us, 1e-9)
 
 
@@ -131,7 +130,7 @@ def loading(run: Run) -> LoadingFacts | None:
 
 
 def _median(values: Int64, weight: Int64) -> float:
-    """As of a table in which each value stands so often."""
+    """The median of a table in which each value occurs `weight` times."""
     order = np.argsort(values)
     below = np.cumsum(weight[order])
     middle = np.searchsorted(below * 2, [below[-1], below[-1] + 1])
@@ -143,7 +142,7 @@ def _median_us(values: Int64, weight: Int64) -> float:
 
 
 def _counted(run: Run, batches: Batches) -> Rows:
-    """Batches that the loop had in the steps that count, else in any step; without such all but the first ones."""
+    """Batches that the loop got in the steps that count, else in any step; if too few, all but the first batches."""
     steps = run.steps
     arrived = np.where(batches.answered_ns >= 0, batches.answered_ns, batches.end_ns)
     counted = select(run).rows
@@ -157,17 +156,16 @@ def _counted(run: Run, batches: Batches) -> Rows:
 
 
 class _Parts(Struct, frozen=True):
-    """Batches' time by part (reading, transforming, collating), each a row of the tables: [3, batches], in ns, as often
-    as each stands for batches.
+    """Time of batches by part, [3, batches] with rows for reading, transforming and collating, in weighted ns.
 
-    A thread is on a core, ready and without one, or it sleeps: the three of a part sum to its wall time.
+    A thread is on a core, ready without a core, or asleep: these three times of a part sum to its wall time.
     """
 
-    whole: Int64  # of each batch; at least its parts
+    whole: Int64  # of each batch; at least the sum of its parts
     wall: Int64
     core_wait: Float64
     sleeping: Float64
-    has_core_wait: Rows  # of which the system tells the wait for a core
+    has_core_wait: Rows  # batches whose wait for a core the system reports
 
     @classmethod
     def of(cls, batches: Batches, rows: Rows) -> _Parts:
@@ -182,7 +180,7 @@ class _Parts(Struct, frozen=True):
 
     @property
     def shares(self) -> list[float]:
-        """Of all batches' time, each part."""
+        """The share of each part in the time of all batches."""
         return [float(part.sum()) / max(1, int(self.whole.sum())) for part in self.wall]
 
     @property
@@ -191,7 +189,7 @@ class _Parts(Struct, frozen=True):
         return float(self.core_wait[:, self.has_core_wait].sum()) / whole_ns if whole_ns > 0 else None
 
     def waited_fraction(self, *parts: int) -> float | None:
-        """Of these parts, asleep; None where they take too little time, or nobody knows why they used no CPU."""
+        """Share of these parts' time asleep; None if they take too little time, or if waits for a core are unknown."""
         candidates = list(parts)
         if self.wall[candidates].sum() <= LEAST_PART * int(self.whole.sum()):
             return None
@@ -200,9 +198,9 @@ class _Parts(Struct, frozen=True):
 
 
 def _shared_out(core_wait: Int64, cpu: Int64, idle: Int64) -> Float64:
-    """A batch's wait for a core by part: by the CPU time that each takes, where the scheduler takes cores away.
+    """Divide a batch's wait for a core among its parts by their CPU time, for the scheduler preempts running threads.
 
-    No part gets more than it was idle; what is over goes to the others.
+    No part gets more than its time without CPU; the excess goes to the others.
     """
     rest_ns = np.minimum(core_wait, idle.sum(axis=0)).astype(np.float64)
     share_ns = np.minimum(rest_ns * cpu / np.maximum(cpu.sum(axis=0), 1), idle)
@@ -212,14 +210,14 @@ def _shared_out(core_wait: Int64, cpu: Int64, idle: Int64) -> Float64:
 
 
 def _hand_over_us(batches: Batches, rows: Rows) -> float | None:
-    """Of those that the loop was waiting for; None without."""
+    """Median over the batches that the loop was waiting for; None without any."""
     waiting = rows & (batches.worker >= 0) & (batches.asked_ns >= 0) & (batches.asked_ns < batches.end_ns)
     took = (batches.answered_ns - batches.end_ns - np.maximum(batches.pin_ns, 0))[waiting]
     return _median_us(np.maximum(took, 0), batches.weight[waiting]) if waiting.any() else None
 
 
 def _pin_us(batches: Batches, rows: Rows) -> float | None:
-    """None where it is not known; 0 where no batch is pinned."""
+    """Median over pinned batches; 0 if no batch is pinned, None if unknown."""
     pinned = rows & (batches.pin_ns > 0)
     if pinned.any():
         return _median_us(batches.pin_ns[pinned], batches.weight[pinned])
@@ -246,7 +244,7 @@ def _worker(batches: Batches, rows: Rows, worker: int) -> WorkerRow:
 
 
 def _idle(start: Int64, end: Int64, weight: Int64) -> float | None:
-    """From the first batch's beginning to the last one's. Those that were not timed worked as long as the timed."""
+    """Idle share from the start of the first batch to that of the last. Untimed batches are as long as timed ones."""
     if len(start) < FEWEST:
         return None
     span = int(start.max() - start.min())
@@ -264,7 +262,7 @@ def _wait(batches: Batches, rows: Rows) -> WaitParts | None:
     wait_start, end, answered = batches.asked_ns[rows], batches.end_ns[rows], batches.answered_ns[rows]
     weight = batches.weight[rows]
     total = np.maximum(answered - wait_start, 0)
-    begun = batches.start_ns[rows]  # in the training process, which may choose for longer than it makes
+    begun = batches.start_ns[rows]  # the training process may choose items for longer than it makes a batch
     begun = np.where((batches.worker[rows] < 0) & (begun - wait_start > end - begun), begun, wait_start)
     making_ns = np.clip(np.minimum(end, answered) - begun, 0, None)
     pin = np.clip(batches.pin_ns[rows], 0, total - making_ns)
@@ -278,7 +276,7 @@ def _wait(batches: Batches, rows: Rows) -> WaitParts | None:
 
 
 def _copy_us(run: Run) -> float | None:
-    """Per profiled step, copies that overlap counted once: median."""
+    """Median per profiled step; overlapping copies count once."""
     timeline = run.timeline
     if timeline is None or not timeline.has_device_events or not run.traced_numbers:
         return None
@@ -289,7 +287,7 @@ def _copy_us(run: Run) -> float | None:
 
 
 def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
-    """µs per batch by cause. Waiting for a core is left out; waiting for I/O or a lock needs none."""
+    """Time per batch (µs) by cause, without waits for a core. Waiting for I/O or a lock needs no core."""
     waited = inside.read_us * (inside.read_waited_fraction or 0.0)
     waited += inside.transform_us * (inside.transform_waited_fraction or 0.0)
     working, free = inside.read_us + inside.transform_us - waited, 1 - (inside.core_wait_fraction or 0.0)
@@ -301,19 +299,19 @@ def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
 
 
 def waiting_for_core_us(inside: LoadingFacts) -> float:
-    """Of a batch: ready to compute, but without a core."""
+    """Time per batch (µs) in which it was ready to compute but had no core."""
     waited_us = times_by_cause(inside)["storage_bound"]
     computing_us = inside.read_us + inside.transform_us - waited_us + inside.collate_us
     return computing_us * (inside.core_wait_fraction or 0.0)
 
 
 def mostly_waits(inside: LoadingFacts) -> bool:
-    """At least half of the time to make a batch is waiting for a disk, a network or a lock: it needs no core."""
+    """Whether at least half of a batch's time is waiting for a disk, a network or a lock, which needs no core."""
     return times_by_cause(inside)["storage_bound"] >= _MOSTLY * inside.batch_us
 
 
 def making(inside: LoadingFacts) -> str:
-    """How long a batch takes to make and what that goes to, in words."""
+    """How long a batch takes to make, and its parts, in words."""
     parts = {
         "read": inside.read_us,
         "transform": inside.transform_us,
@@ -332,15 +330,15 @@ def making(inside: LoadingFacts) -> str:
 
 
 def sampled(inside: LoadingFacts) -> str:
-    """Of how many batches the figures speak, and out of how many."""
+    """The number of timed batches, and out of how many, in words."""
     few = f" timed, out of {inside.of_batches:,}" if inside.batches < inside.of_batches else ""
     return f"{inside.batches:,}{few}"
 
 
 class EpochStarts(Struct, frozen=True):
-    """Rows of the steps that begin an epoch, without the very first; how much longer each waits than others do.
+    """Rows of the steps that begin an epoch, without the very first, and how much longer each waits than other steps.
 
-    `begins`: all steps that begin one, also cut ones.
+    `begins`: number of all steps that begin an epoch, including partial ones.
     """
 
     begins: int
@@ -349,7 +347,7 @@ class EpochStarts(Struct, frozen=True):
 
 
 def epoch_starts(run: Run, inside: LoadingFacts | None) -> EpochStarts | None:
-    """None without a second epoch. What making its first batch takes is no part of the longer wait."""
+    """None without a second epoch. The time to make an epoch's first batch is not counted in the longer wait."""
     steps = run.steps
     fresh = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
     whole = (steps.flags & StepFlag.PARTIAL) == 0
@@ -363,17 +361,17 @@ def epoch_starts(run: Run, inside: LoadingFacts | None) -> EpochStarts | None:
 
 
 def loads_itself(run: Run) -> bool:
-    """Whether the training thread makes the batches, as far as the run tells: then it misses cores there, too."""
+    """Whether the training thread makes the batches, as far as the run shows; then it lacks cores there, too."""
     return run.own_batches is not None if run.loader is None else run.loader.num_workers == 0
 
 
-LEAST_LOOKS = 8  # ours: of fewer in the profiled time, chance speaks
+LEAST_LOOKS = 8  # ours: with fewer samples in the profiled time, the result is chance
 LEAST_PREPARING = 3
-LEAST_BESIDE = 40  # ours, beside the profiled time: a share of fewer is right to a sixth at best, in 19 of 20 cases
+LEAST_BESIDE = 40  # ours, outside the profiled time: with fewer, a share's 95 % interval is about ±1/6 or wider
 
 
 def prepared(run: Run) -> tuple[tuple[int, int], ...]:
-    """The times, as [start, end); empty where a DataLoader feeds the steps, and without looks enough."""
+    """When the loop makes batches itself, as [start, end); empty with a DataLoader or with too few samples."""
     stack = run.stack
     if stack is None or run.steps.batch_count.any() or len(stack.prepares_batch) != len(stack.t_ns):
         return ()
@@ -385,7 +383,7 @@ def prepared(run: Run) -> tuple[tuple[int, int], ...]:
 
 
 def share_beside(run: Run) -> float | None:
-    """Of the time beside the profiler, what goes to making batches; None where too few looks tell."""
+    """The share of the unprofiled time that goes to making batches; None with too few samples."""
     own = run.own_batches
     if own is None or own.looks < LEAST_BESIDE or own.looked_ns <= 0:
         return None

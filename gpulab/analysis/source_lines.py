@@ -1,17 +1,18 @@
-"""Which line of the user's code a stretch of time belongs to, from looks at the training thread's stack.
+"""Finds the line of the user's code that a stretch of time belongs to, from samples of the training thread's stack.
 
-Looks from another process (`StackSamples.exact`) are draws: each speaks for the moment it was taken at. One from a
-thread of ours waits while one long call holds Python's interpreter lock, and then finds the line of that call: it
-stands for the time since the one before it, and speaks for a stretch where it lies in it, or where it comes late and
-most of that time lies in it. A trace that was recorded with stacks (torch's `with_stack`) tells functions instead: the
-line is then the one at which the function begins.
+Samples taken by another process (`StackSamples.exact`) are random draws: each represents only the instant it was taken
+at. A sampling thread of this process has to wait while a long call holds Python's interpreter lock, and then finds the
+line of that call, so each of its samples represents the time since the previous one. It counts for a stretch of time if
+it was taken in the stretch, or if it came late and most of the time it represents lies in the stretch. A trace recorded
+with stacks (torch's `with_stack`) names functions only: the line is then the first line of the function.
 
-A line is named where it has at least half of all looks, and where its lead over the next is more than chance. Where no
-single line has, the innermost statement or loop is named by its first line, if the looks in it together have. Else none
-is named.
+A line is named if it has at least half of all samples and its lead over the next line is more than chance. If no single
+line qualifies, the innermost statement or loop whose lines together qualify is named by its first line. Otherwise no
+line is named.
 
-Time of the backward pass belongs to lines of the forward pass. A node is its operator's by name: ConvolutionBackward0
-is of aten::convolution. What several lines call is divided among them as the looks within that operator were.
+Time of the backward pass is attributed to lines of the forward pass, by the operator's name: ConvolutionBackward0
+belongs to aten::convolution. If several lines call an operator, they share its backward time in proportion to their
+samples within the operator.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from gpulab.intervals import Intervals, covers, intersect, measure, subtract, un
 from gpulab.run import Excerpt, Int64, Place, Run, StackSamples, Timeline, Unit
 from gpulab.timeline.labels import EVALUATING, FUNCTION, NODES, OPERATOR_OF_NODE, labels, plain_name
 
-# Ours, of looks at the stack every few milliseconds.
-LEAST_LOOKS = 2  # one may be chance
-LATE = 2.0  # times the usual time between two looks: the thread that looks was kept waiting
-TELLING = 3.0  # times it: a single late look is evidence enough, where nearly all of its time lies in the stretch
-NEARLY_ALL = 0.8  # of a late look's time
+# Ours, for stack samples every few milliseconds.
+LEAST_LOOKS = 2  # a single one may be chance
+LATE = 2.0  # times the usual time between two samples: the sampling thread had to wait
+TELLING = 3.0  # times the usual time: a single such sample suffices if NEARLY_ALL of its time lies in the stretch
+NEARLY_ALL = 0.8  # of the time that a late sample represents
 
 
 class LineShare(Struct, frozen=True):
-    """One line, its share of the time that is spoken for, and the looks that found it (0: from the trace's stacks)."""
+    """One line, its share of the sampled time, and its number of samples (0: from the trace's stacks)."""
 
     place: Place
     share: float
@@ -46,13 +47,13 @@ class LineShare(Struct, frozen=True):
 
 
 def sees_python(run: Run) -> bool:
-    """Whether looks see a thread within pure Python: a thread of ours sees it where Python's interpreter lock is free,
-    at the call after a loop and not in the loop."""
+    """Whether samples can hit pure Python code. Those of gpulab's own thread cannot: it gets Python's interpreter lock
+    only when the lock is free, at the call after a loop and not in the loop."""
     return run.stack is None or run.stack.exact
 
 
 def line_of(run: Run, times: Intervals) -> Place | None:
-    """The line that takes at least half of these times, as far as they are spoken for; None where none surely does."""
+    """The line that takes at least half of the sampled part of these times; None if none clearly does."""
     lines = lines_of(run, times)
     if run.stack is not None and run.stack.exact:
         return hot_place(lines, looks_within(run.stack, times))
@@ -64,7 +65,7 @@ def line_of(run: Run, times: Intervals) -> Place | None:
 
 
 def line_only_at(run: Run, times: Intervals, beside: Intervals) -> LineShare | None:
-    """The same of functions that are met in none of the times `beside`, with what their lines have together."""
+    """The same, only for functions that do not occur in the times `beside`; the share is the sum over their lines."""
     elsewhere = {(line.place.file, line.place.function) for line in lines_of(run, beside)}
     lines = [line for line in lines_of(run, times) if (line.place.file, line.place.function) not in elsewhere]
     place = line_of(run, times) if sees_python(run) else None
@@ -73,7 +74,7 @@ def line_only_at(run: Run, times: Intervals, beside: Intervals) -> LineShare | N
 
 
 def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
-    """Every line that was found within these times, the one with most of it first. Shares sum to 1 at most."""
+    """Every line that was found within these times, the largest share first. Shares sum to at most 1."""
     if run.stack is None or not len(run.stack.t_ns):
         return _from_functions(run.timeline, times) if run.timeline is not None else ()
     weights = _weights(run.stack, times)
@@ -88,12 +89,12 @@ def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
 
 
 def looks_within(stack: StackSamples, times: Intervals) -> int:
-    """How many looks speak for these times, those at no line of the user's too."""
+    """How many samples count for these times, including samples at no line of the user's code."""
     return len(_weights(stack, times).rows)
 
 
 class _Weights(Struct, frozen=True):
-    """The looks that speak for some times, and how much of them each stands for. `telling`: any one could do alone."""
+    """The samples that count for some times, and the time each represents. `telling`: one of them alone suffices."""
 
     rows: npt.NDArray[np.intp]
     weight_ns: Int64
@@ -101,8 +102,8 @@ class _Weights(Struct, frozen=True):
 
 
 def _weights(stack: StackSamples, times: Intervals) -> _Weights:
-    if stack.exact:  # each is a draw of its own, whatever kept the one who looks waiting
-        rows = np.flatnonzero(covers(times, stack.t_ns - 1))  # times may be made of looks, and end with one
+    if stack.exact:  # each is an independent draw, even if the sampler had to wait
+        rows = np.flatnonzero(covers(times, stack.t_ns - 1))  # times may be built from samples, and end at one
         return _Weights(rows, np.ones(len(rows), np.int64), telling=False)
     since = stack.since_ns
     waited = stack.t_ns - since
@@ -115,7 +116,7 @@ def _weights(stack: StackSamples, times: Intervals) -> _Weights:
 
 
 def _overlap(start: Int64, end: Int64, times: Intervals) -> Int64:
-    """How much of each [start, end) lies in the set."""
+    """How much of each [start, end) lies in `times`."""
     lengths = np.concatenate(([0], np.cumsum(times[:, 1] - times[:, 0])))
 
     def before(at: Int64) -> Int64:
@@ -143,11 +144,11 @@ def _place(name: str) -> Place:
     return Place(match["file"], int(match["line"]), match["function"])
 
 
-AROUND = 3  # lines shown above the hot one and below it
+AROUND = 3  # lines shown above and below the hot line
 
 
 class SourceLine(Struct, frozen=True):
-    """One line as it was when it ran. `share` of the time in question; None where no look has met the line."""
+    """One line as it was when it ran, with its `share` of the time; None if no sample has hit the line."""
 
     number: int
     text: str
@@ -155,7 +156,7 @@ class SourceLine(Struct, frozen=True):
 
 
 def lines_beside_cost(run: Run, hot: Place, counts: Sequence[Counted], total: int) -> tuple[SourceLine, ...]:
-    """The window around that line; empty where its source was not kept. `counts` and `total` are of the looks."""
+    """The lines around `hot`; empty if its source was not recorded. `counts`: samples by line; `total`: all samples."""
     looks = {line.place.line: 0 for line in counts}
     for line in counts:
         if line.place.file == hot.file:
@@ -174,21 +175,21 @@ def _holds(excerpt: Excerpt, line: int) -> bool:
 
 
 def _trimmed(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Without empty lines at both ends, and without the indent that all have."""
+    """The lines without empty ones at both ends and without their common indent."""
     filled = [i for i, (_, text) in enumerate(lines) if text.strip()]
     inner = lines[filled[0] : filled[-1] + 1] if filled else ()
     indent = min((len(text) - len(text.lstrip()) for _, text in inner if text.strip()), default=0)
     return [(number, text[indent:]) for number, text in inner]
 
 
-LEAST_SHARE = 0.5  # ours: of the time that is spoken for; below it no single line is to blame
-FEWEST_LOOKS = 4  # of 4 looks all at one line, its share lies above a half in 95 of 100 cases
-FEWEST_IN_LEAD = 20  # ours: of a line with less than half of the looks
+LEAST_SHARE = 0.5  # ours, of the sampled time: below it no single line is to blame
+FEWEST_LOOKS = 4  # if 4 of 4 samples hit one line, its share is above a half in 95 of 100 cases
+FEWEST_IN_LEAD = 20  # ours: samples that a line needs if it has less than half of all
 _Z = 1.96
 
 
 class Counted(Protocol):
-    """A line of the user's, and how many looks have met it."""
+    """A line of the user's code and its number of samples."""
 
     @property
     def place(self) -> Place: ...
@@ -198,14 +199,14 @@ class Counted(Protocol):
 
 
 class LineCount(Struct, frozen=True):
-    """The plainest of these."""
+    """A `Counted` of two plain fields."""
 
     place: Place
     looks: int
 
 
 def hot_place(lines: Sequence[Counted], total: int) -> Place | None:
-    """The line, else the statement or loop, that surely takes at least half of the time of these `total` looks."""
+    """The line, else the statement or loop, that clearly has at least half of the `total` samples; None if none has."""
     counts = sorted(_joined(lines), key=lambda line: -line.looks)
     if not counts:
         return None
@@ -216,7 +217,7 @@ def hot_place(lines: Sequence[Counted], total: int) -> Place | None:
 
 
 def _joined(lines: Iterable[Counted]) -> Iterable[Counted]:
-    """A line and the comprehensions and lambdas written in it are one, at the place that most looks have met."""
+    """Merge a line with the comprehensions and lambdas in it, under the place that has most samples."""
     joined: dict[tuple[str, int], LineCount] = {}
     for line in sorted(lines, key=lambda line: -line.looks):
         at = line.place.file, line.place.line
@@ -226,12 +227,12 @@ def _joined(lines: Iterable[Counted]) -> Iterable[Counted]:
 
 
 def is_clear(first: int, second: int, total: int) -> bool:
-    """Whether so many looks are at least half of all, and surely more than those of the next."""
+    """Whether `first` samples are at least half of `total`, and clearly more than the `second` of the next line."""
     return first >= FEWEST_LOOKS and first >= LEAST_SHARE * total and lower_share(first, first + second) > LEAST_SHARE
 
 
 def lower_share(part: int, whole: int) -> float:
-    """The lower end of the 95 % interval (Wilson's) of a share that was counted."""
+    """The lower end of the 95 % Wilson interval of the share `part / whole`."""
     if not whole:
         return 0.0
     p, z2 = part / whole, _Z * _Z
@@ -240,7 +241,7 @@ def lower_share(part: int, whole: int) -> float:
 
 
 def _hot_unit(counts: Sequence[Counted], total: int) -> Place | None:
-    """The smallest statement or loop whose lines together are clear."""
+    """The smallest statement or loop whose lines together pass `is_clear`."""
     for (file, unit), members in sorted(_units(counts).items(), key=lambda item: item[0][1].last - item[0][1].first):
         inside = sum(line.looks for line in members)
         beside = max((line.looks for line in counts if line not in members), default=0)
@@ -257,11 +258,11 @@ def _units(counts: Iterable[Counted]) -> Mapping[tuple[str, Unit], list[Counted]
     return units
 
 
-# Which line takes the time to make batches, from looks at those who make them.
+# Which line takes the time to make batches, from samples of the threads that make them.
 
 
 def loading_lines(run: Run, *, collating: bool = False) -> tuple[tuple[LineCount, ...], int]:
-    """The lines of the user's that were met, most looks first, and how many looks there were in all.
+    """The lines of the user's code with samples, most samples first, and the number of all samples.
 
     `collating`: only within `collate_fn`.
     """
@@ -278,8 +279,10 @@ def loading_lines(run: Run, *, collating: bool = False) -> tuple[tuple[LineCount
 
 
 def hot_line_of_loading(run: Run, *, collating: bool = False) -> Place | None:
-    """The line, or the loop, that surely takes at least half of that time; else the line that leads surely with a third
-    of it, for other programs make all lines longer but one that sleeps. None where none does.
+    """The line or loop that clearly takes at least half of the time to make batches; None if none does.
+
+    A third suffices for a line that clearly leads: if other programs take cores, all lines but a sleeping one take
+    longer.
     """
     lines, total = loading_lines(run, collating=collating)
     hot = hot_place(lines, total)
@@ -290,11 +293,11 @@ def hot_line_of_loading(run: Run, *, collating: bool = False) -> Place | None:
     return lines[0].place if leads else None
 
 
-_FEWEST = 3  # ours: of fewer looks within an operator it is chance whose it is
+_FEWEST = 3  # ours: with fewer samples within an operator, the line that called it is chance
 
 
 def backward_share(run: Run, account: Breakdown | None, places: Collection[Place]) -> float:
-    """Of the traced steps; 0 without looks from outside, or without a trace of steps."""
+    """Share of the traced steps that the backward of these places takes; 0 without exact samples or traced steps."""
     timeline, stack = run.timeline, run.stack
     windows = None if account is None else account.step_host_windows
     if timeline is None or stack is None or not stack.exact or windows is None or not len(windows):

@@ -2,13 +2,13 @@
 
 torch's fetcher takes items from the dataset and passes them to `collate_fn`. Both calls are wrapped at the fetcher, so
 that the dataset stays the user's own object. During a fetch its transforms are replaced by stand-ins that pass
-everything through. A fault of gpulab ends the timing, never the batch.
+everything through. An error in gpulab ends the timing, never the batch.
 
 Timing a batch takes as long as a short batch, so `FetchPace` limits how many are timed. CPU time is that of the whole
-process, as a dataset may use its own threads, minus that of the training's threads (`ComputeThreads`), and at most the
-wall time. Where items are short, only every fourth batch gets stand-ins.
+process, because a dataset may use its own threads, minus that of the training's threads (`ComputeThreads`), and at
+most the wall time. If items are short, only every fourth batch gets stand-ins.
 
-Workers that are started, not forked, import this module: it needs no more than torch, which they have anyway.
+Spawned workers import this module, so it needs no more than torch, which they have anyway.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ TRANSFORMS = ("transform", "transforms", "target_transform")
 _INNER = ("dataset", "datasets")  # of a Subset, a ConcatDataset
 _HOLDERS = 16
 _EVERY = 4
-_SHORT_NS = 2_000_000  # an item
+_SHORT_NS = 2_000_000  # per item
 STAND_IN_NS = 2_000  # one call of a stand-in, measured
-FIRST, FIRST_AGAIN = 64, 8  # batches that are all timed: of a loader, and of workers started again for another epoch
-BUDGET = 0.003  # of the time, at most, for timing the others
-DISTURBANCE = 2.0  # measured: timing also slows torch's operators after it, by as much as it takes itself
+FIRST, FIRST_AGAIN = 64, 8  # batches that are all timed: of a loader, and of workers restarted for another epoch
+BUDGET = 0.003  # share of the time, at most, for timing later batches
+DISTURBANCE = 2.0  # measured: timing also slows the torch operators that follow, by as much time as it takes
 _MEMORY = 16  # batches over which means and medians run
 
 Row = tuple[int, ...]  # of `loading_rows.FETCH`
@@ -52,13 +52,14 @@ Row = tuple[int, ...]  # of `loading_rows.FETCH`
 class FetchPace:
     """Decides which batches of a loader are timed: the first ones, then as many as the budget allows.
 
-    Those are at random distances, so that regular events, a file opened for every tenth batch, keep their share.
+    The later ones are at random distances, so that periodic events, such as a file opened for every tenth batch, keep
+    their share.
     """
 
     def __init__(self, first: int = FIRST) -> None:
         self._first = first
-        self.skip = 0  # batches until the next one that is timed
-        self.distance = 1  # from the last timed batch to that one: the number of batches that its row stands for
+        self.skip = 0  # untimed batches before the next timed one
+        self.distance = 1  # from the last timed batch to the next: the number of batches its row represents
         self._random = Random(0)  # its own, so that the user's random numbers stay the same
         self._timed = 0
         self._last_ns = 0
@@ -66,14 +67,14 @@ class FetchPace:
         self._between_ns = 0.0  # from one batch to the next, on average
 
     def add(self, own_ns: int, now_ns: int) -> None:
-        """A batch was timed, which took gpulab `own_ns`."""
+        """A batch was timed; the timing itself took `own_ns`."""
         self._timed += 1
         between_ns = (now_ns - self._last_ns) / self.distance if self._timed > 1 else 0.0
         self._costs_ns.append(own_ns)
         self._between_ns += (between_ns - self._between_ns) / min(max(self._timed - 1, 1), _MEMORY)
         self._last_ns = now_ns
         if self._timed >= self._first:
-            cost_ns = DISTURBANCE * sorted(self._costs_ns)[len(self._costs_ns) // 2]  # the median bears a busy machine
+            cost_ns = DISTURBANCE * sorted(self._costs_ns)[len(self._costs_ns) // 2]  # robust on a busy machine
             mean = cost_ns / max(BUDGET * self._between_ns, 1.0)
             self.distance = self._random.randint(1, max(1, round(2 * mean) - 1))
             self.skip = self.distance - 1
@@ -82,7 +83,7 @@ class FetchPace:
 class FetchClock:
     """Times each batch that a fetcher of torch makes from a dataset, between `put_in` and `take_out`.
 
-    `row` is of the newest batch, None where it was not timed; `own_ns` is the cost of timing it. `training`: the
+    `row` is that of the newest batch, None if it was not timed; `own_ns` is the cost of timing it. `training`: the
     threads whose CPU time does not belong to the batch.
     """
 
@@ -96,11 +97,11 @@ class FetchClock:
         self._take, self._users = type(fetcher).fetch, fetcher.collate_fn
         self._batched = bool(getattr(fetcher, "auto_collation", True))
         self._holders = _holders(dataset)
-        self._stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []  # where they are now
+        self._stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []  # those in place now
         self._cores = CoreWait()
         self._training = training
         self._spent = _Spent()
-        self._untimed = 0  # batches in a row whose transforms were not
+        self._untimed = 0  # consecutive batches whose transforms were not timed
         self._short = False
 
     def put_in(self) -> None:
@@ -139,13 +140,13 @@ class FetchClock:
         return batch
 
     def _keep(self, row: Row, entered_ns: int) -> None:
-        """Set the row of a fetch that was entered at that time."""
+        """Store the row of a fetch that began at `entered_ns`."""
         self.row = row
         beside_ns = perf_counter_ns() - entered_ns - (self._end_ns - self._start_ns)
         self.own_ns = max(0, beside_ns) + STAND_IN_NS * self._spent.calls
 
     def _give_up(self) -> None:
-        """End the timing after a fault of gpulab."""
+        """End the timing after an error in gpulab."""
         self.works = False
         self._take_stand_ins_out()
 
@@ -178,7 +179,7 @@ class FetchClock:
             if self._batched:
                 try:
                     self._items = len(data)
-                except Exception:  # a user's dataset may give anything
+                except Exception:  # a user's dataset may return anything
                     self._items = 1
         return self._users(data)
 
@@ -214,7 +215,7 @@ class FetchClock:
             read_cpu_ns, collate_cpu_ns = self._own(read_cpu_ns, read_ns), self._own(collate_cpu_ns, collate_ns)
             transform_cpu_ns = self._own(transform_cpu_ns, transform_ns) if self._times_transforms else -1
             cpu_ns = self._own(cpu_ns, wall_ns)
-        return (  # of each part at most its wall time
+        return (  # CPU time of each part: at most its wall time
             start_ns,
             end_ns,
             read_ns,
@@ -233,7 +234,7 @@ class FetchClock:
         return min(max(0, cpu_ns - self._foreign_ns * wall_ns // whole_ns), wall_ns)
 
     def _core_wait_ns(self, idle_ns: int) -> int:
-        """How much of the time without CPU was spent waiting for a core: all of it, if the thread never slept."""
+        """How much of the time without CPU was waiting for a core: all if the thread never slept, -1 if unknown."""
         if idle_ns <= 0 <= self._core_ns:
             return 0
         if self._switches >= 0 and voluntary_switches() == self._switches:
@@ -275,7 +276,7 @@ def _through(function: Callable[..., Any]) -> Any:
 
 
 class _StandIn:
-    """Stands in for a callable of the user's: it looks like that object, and copies and pickles as that object."""
+    """Stands in for a callable of the user's code; it behaves, copies and pickles like the original."""
 
     __slots__ = ("_gpulab_spent", "_gpulab_users")
     _gpulab_spent: _Spent
@@ -320,7 +321,7 @@ BESIDE = 0.01  # ours: a thread with this share of its CPU time outside of batch
 EVERY = 32  # batches between searches for new threads
 _THREAD_CLOCK = 6  # low bits of Linux's clock of a thread's CPU time; the others hold the thread's number, inverted
 
-Clock = Callable[[int], int]  # a thread's CPU time in ns; -1 where it has ended
+Clock = Callable[[int], int]  # a thread's CPU time in ns; -1 if it has ended
 
 
 def thread_cpu_ns(thread: int) -> int:
@@ -332,7 +333,7 @@ def thread_cpu_ns(thread: int) -> int:
 
 
 def native_threads() -> list[int]:
-    """The threads of this process that run no Python; empty where the system does not list them."""
+    """The threads of this process that run no Python; empty if the system does not list them."""
     if sys.platform != "linux":
         return []
     try:
@@ -340,7 +341,7 @@ def native_threads() -> list[int]:
     except OSError:
         return []
     in_python = {thread.native_id for thread in threading.enumerate()}
-    main = os.getpid()  # Python 3.11 has its number of before a fork
+    main = os.getpid()  # after a fork, Python 3.11 still has the old number
     return sorted(set(every) - in_python - {main})
 
 
@@ -355,10 +356,11 @@ class ComputeThreads:
         self._batches = 0
 
     def begin(self, *, follows: bool = True) -> None:
-        """A batch begins; `follows`: the batch before was timed, so that no other was made since then."""
+        """A batch begins; `follows`: the previous batch was timed too, so no untimed one lies between."""
         if self._last:
             self._pass_on(self._beside if follows else {})
-        if self._batches % EVERY == 0 or self._batches & (self._batches - 1) == 0:  # the first step starts the pool
+        # often at first, because the first step starts torch's thread pool
+        if self._batches % EVERY == 0 or self._batches & (self._batches - 1) == 0:
             for thread in self._threads():
                 self._last.setdefault(thread, self._clock(thread))
         self._batches += 1
@@ -388,11 +390,11 @@ class ComputeThreads:
 
 HERE = -1  # in place of a worker's number
 PERIOD_S = 0.003
-_FETCH = ("torch/utils/data/_utils/fetch.py", ".fetch")  # of torch's fetchers, and not ours, which times few batches
+_FETCH = ("torch/utils/data/_utils/fetch.py", ".fetch")  # torch's method; gpulab's times only few batches
 
 
 class WorkerStart:
-    """Takes the place of a loader's `worker_init_fn` while its workers start; `users` is the loader's own, or None."""
+    """Takes the place of a loader's `worker_init_fn` while its workers start; `users` is the original, or None."""
 
     def __init__(
         self, users: Callable[[int], None] | None, memory: SharedRows, first: int, channel: Channel | None, name: str
@@ -410,7 +412,7 @@ class WorkerStart:
             self.users(worker)
 
     def _time(self, worker: int) -> None:
-        """Instrument the fetcher, which torch makes after this, and again for each new epoch."""
+        """Instrument the fetcher, which torch creates after this call, and again for each new epoch."""
         from torch import get_num_threads
         from torch.utils.data import _DatasetKind, get_worker_info
         from torch.utils.data._utils import worker as loop
@@ -421,7 +423,7 @@ class WorkerStart:
 
         def create_fetcher(kind: Any, dataset: Any, *rest: Any, **kwargs: Any) -> Any:
             fetcher = original(kind, dataset, *rest, **kwargs)  # type: ignore[no-untyped-call]
-            if info is not None and dataset is info.dataset:  # not where the dataset itself iterates another loader
+            if info is not None and dataset is info.dataset:  # not if the dataset itself iterates another loader
                 with suppress(Exception):
                     memory.add_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
                     WorkerFetchClock(fetcher, dataset, pace, memory, worker, next(epochs)).put_in()
@@ -470,7 +472,7 @@ def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
 
 
 def sample_loading(channel: Channel | None, name: str, worker: int) -> None:
-    """Have the calling thread sampled while it makes batches; `name` is of its iterator."""
+    """Have the calling thread sampled while it makes batches; `name` is that of its iterator."""
     if channel is not None:
         channel.sample(sampling_key(name, worker), PERIOD_S, _FETCH, spares=True)
 

@@ -1,12 +1,13 @@
 """The child process that samples stacks, started by `stack_sampler`; it imports neither NumPy nor torch.
 
-A process that wants a thread sampled, the training process or a worker of its DataLoader, sends a message on a socket,
-together with an open file of its own memory, so that no rights over another process are needed. One JSON object each:
+A process that wants a thread sampled (the training process or a worker of its DataLoader) sends a message on a socket,
+together with an open file of its own memory, so that no rights over another process are needed. Each message is one
+JSON object:
 
     {"sample": key, "thread": address, "process": number, "task": number, "period_s": s,
-     "inside": null | [end of a file's name, end of a function's], "spares": whether it loads, all the time,
+     "inside": null | [suffix of a file's name, suffix of a function's name], "spares": whether it makes batches,
      "fills_cores": whether its operators use all cores, "most": samples to keep, null for many}
-    {"stop": key}                                          sample no more, and send the samples
+    {"stop": key}                                          stop, and send the samples
 
 On its output the child writes one JSON object a line:
 
@@ -14,9 +15,9 @@ On its output the child writes one JSON object a line:
     {"stopped": key, "t_ns": [time, …], "stack": [number, …], "holds_lock": [whether it runs Python, …],
      "stacks": [[number, …], …], "lines": [[file, line, function], …], "began_ns": time}
 
-`inside`: only samples within that function count. `most`: for a whole run, whose samples are evenly spaced. Times are
-of `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with its
-parent.
+`inside`: only samples within that function count. `most`: set for a whole run, whose samples are evenly spaced. Times
+are of `time.perf_counter_ns`, one clock for all processes of a machine. The child ends at the end of its input, and
+with its parent.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from typing import Any
 from gpulab.capture.stack_reader import Layout, Spot, StackReader, Unreadable
 
 MESSAGE_BYTES = 1 << 16
-SHARE = 0.05  # of one core that sampling may take: where a sample costs more, there are fewer
-STAYING_SHARE = 0.02  # the same where a sample stops the thread, which costs it several times the sample's own time
-SPARING_SHARE = 0.003  # the same for loading, which goes on all the time, after its first samples
-EAGER_SAMPLES, MOST_EAGER = 60, 2_000  # loading is sampled eagerly until so many count, or so many were taken
-FIRST_PERIOD_S, FIRST_SAMPLES = 0.001, 200  # of a window or a run, which may be short
-FIRST_SHARE = 0.3  # of one core that those may take
-MOST_SAMPLES = 20_000  # of one thread; whenever so many are reached, half of them are dropped and the period doubles
-RETRIES = 16  # where a stack cannot be read: in quick and deep Python code every second try fails
+SHARE = 0.05  # of one core, at most, for sampling: if a sample costs more, fewer are taken
+STAYING_SHARE = 0.02  # the same if a sample stops the thread, which costs the thread several times the sample's time
+SPARING_SHARE = 0.003  # the same for loading, which is sampled all the time, after its first samples
+EAGER_SAMPLES, MOST_EAGER = 60, 2_000  # loading is sampled eagerly until so many samples count or were taken
+FIRST_PERIOD_S, FIRST_SAMPLES = 0.001, 200  # at the start of a window or run, which may be short
+FIRST_SHARE = 0.3  # of one core, at most, for these first samples
+MOST_SAMPLES = 20_000  # of one thread; whenever it has so many, half of them are dropped and the period doubles
+RETRIES = 16  # if a stack cannot be read: in fast and deep Python code every second try fails
 LONGEST_S = 1.0  # between two checks that the parent lives
 _STARTING_COST_S = 1e-4
-_COSTS = 9  # a sample's cost is the median of so many: the first one in a function also reads its table of lines
+_COSTS = 9  # a sample's cost is the median of so many: the first sample in a function also reads its line table
 
 
 class _Thread:
@@ -72,21 +73,21 @@ class _Thread:
         self.stacks: list[int] = []
         self.holds_lock: list[bool | None] = []
         self.numbers: dict[tuple[Spot, ...], int] = {}
-        self.rejected = 0  # samples outside of `inside`, or whose moment was no fair draw (`OnCore`)
+        self.rejected = 0  # samples outside of `inside`, or not fair (`OnCore`)
         self._ends: tuple[str | int, ...] | None = None  # file and function of the thread's outermost frame
 
     @property
     def is_settled(self) -> bool:
-        """Whether the first samples were enough."""
+        """Whether eager sampling may end."""
         return len(self.t_ns) >= EAGER_SAMPLES or self.sample_count >= MOST_EAGER
 
     @property
     def sample_count(self) -> int:
-        """All samples, also those that do not count."""
+        """All samples, including those that do not count."""
         return len(self.t_ns) + self.rejected
 
     def sample(self) -> None:
-        """Take one sample. The frames are read first: once this process takes the thread's core, the thread stands."""
+        """Take one sample. Frames are copied first: once this process takes the thread's core, the thread stops."""
         self.reader.take()
         now_ns, holds_lock = perf_counter_ns(), self.reader.holds_lock()
         late_s = now_ns / 1e9 - self.due_s
@@ -96,7 +97,7 @@ class _Thread:
             fair = lines is not None and self.core.is_fair(late_s)
         finally:
             self.core.end()
-        # an even sample measures shares of all time, of which waiting is a part
+        # even samples measure shares of all time, including waiting
         if lines is None or not (fair or (self.is_even and late_s <= IN_TIME_S)):
             self.rejected += 1
             return
@@ -113,7 +114,7 @@ class _Thread:
         os.close(self.file)
 
     def _read(self) -> tuple[Spot, ...] | None:
-        """Read again where the thread has moved meanwhile: code with many calls must not be sampled less often."""
+        """Retry if the thread has moved meanwhile: code with many calls must not be sampled less often."""
         for _ in range(RETRIES):
             with suppress(Unreadable):
                 lines = self._lines()
@@ -124,7 +125,7 @@ class _Thread:
         return lines
 
     def _lines(self) -> tuple[Spot, ...] | None:
-        """The stack, up to the function `inside`; None where the thread is not within it."""
+        """The stack, up to the function `inside`; None if the thread is not within it."""
         if self.inside is None:
             return tuple(self.reader.frames())
         within: list[Spot] = []
@@ -150,7 +151,7 @@ class _Thread:
 
 
 class Sampling:
-    """Samples all threads for which it was asked, until the parent is gone."""
+    """Samples all requested threads until the parent is gone."""
 
     def __init__(self, messages: socket.socket, layout: Layout, parent_pid: int, *, is_prompt: bool = False) -> None:
         self._messages, self._layout, self._parent_pid = messages, layout, parent_pid
@@ -181,14 +182,14 @@ class Sampling:
                 thread.sample()
             except Unreadable:
                 self._drop_if_gone(key)
-            except (OSError, ValueError, IndexError):  # it has ended
+            except (OSError, ValueError, IndexError):  # the thread has ended
                 thread.due_s = float("inf")
         if due:
             self._costs_s.append((thread_time() - spent_s) / len(due))
             self._cost_s = sorted(self._costs_s)[_COSTS // 2]
         for _, thread in due:
             if thread.due_s < float("inf"):
-                thread.due_s = perf_counter() + self._pause_s(thread) * uniform(0.5, 1.5)  # loops have a beat too
+                thread.due_s = perf_counter() + self._pause_s(thread) * uniform(0.5, 1.5)  # loops are periodic too
 
     def _pause_s(self, thread: _Thread) -> float:
         """The time to the next sample, on average."""
@@ -202,7 +203,7 @@ class Sampling:
         return max(thread.period_s, self._cost_s / share)
 
     def _drop_if_gone(self, key: str) -> None:
-        """An ended process has no memory, though its file is open."""
+        """Stop sampling if the process has ended: then it has no memory, although the file is open."""
         thread = self._threads[key]
         with suppress(OSError):
             if os.pread(thread.file, 8, thread.reader.thread):
@@ -248,14 +249,14 @@ class Sampling:
 
 
 def main(messages: int, layout: dict[str, Any], parent_pid: int) -> None:
-    """Sample as asked for on that socket; `layout` are the fields of a `Layout`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training
+    """Sample as requested on the socket `messages`; `layout` has the fields of a `Layout`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the training
     with socket.socket(fileno=messages) as requests, suppress(BrokenPipeError):
         Sampling(requests, Layout.of(layout), parent_pid, is_prompt=becomes_prompt()).run()
 
 
 def becomes_prompt() -> bool:
-    """Ask that this process run as soon as it wakes, before others on its core; whether the system grants that.
+    """Ask to run as soon as this process wakes, before others on its core; returns whether the system grants it.
 
     Linux's scheduler prefers a task with a shorter slice (EEVDF, `PREEMPT_SHORT`, since 6.12).
     """
@@ -270,20 +271,20 @@ def becomes_prompt() -> bool:
 
 
 def write_message(message: dict[str, object]) -> None:
-    """As `own_processes` does, whose imports take too long here."""
+    """The same as in `own_processes`, whose imports take too long here."""
     line = (json.dumps(message) + "\n").encode()
     while line:
         line = line[os.write(1, line) :]
 
 
-# A sample is a fair draw of a thread's time unless this process had to wait until the thread stood still, or the thread
-# stood still because it waited for this process's core. Where compute threads fill all cores, one of both is always so:
-# then this process takes the core of the thread itself, which stops at the line where it is.
+# A sample is a fair draw of a thread's time unless this process had to wait until the thread paused, or the thread
+# paused because it waited for this process's core. If compute threads fill all cores, one of the two is always the
+# case: then this process takes the thread's own core, and the thread stops at its current line.
 
 
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # sched_setattr, Linux
 _SHORT_SLICES_SINCE, _SLICE_NS = (6, 12), 100_000  # the shortest slice that Linux grants
-IN_TIME_S = 0.0005  # so soon after it was due a sample has waited for nobody
+IN_TIME_S = 0.0005  # a sample that begins so soon after it was due has not waited for a core
 _SWITCHES = re.compile(rb"^(nonvoluntary|voluntary)_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _STATE = re.compile(rb"^State:\s*(\w)", re.MULTILINE)
 _READY = b"R"
@@ -291,7 +292,7 @@ _CORE_FIELD = 36  # of stat, after the name
 
 
 class OnCore:
-    """Tells whether samples of a process's thread `task` are fair. Raises OSError where the system does not tell."""
+    """Decides whether samples of a process's thread `task` are fair. Raises OSError if the system has no data."""
 
     def __init__(self, process: int, task: int, *, stays: bool = False) -> None:
         self.stays = stays  # this process stays on the thread's core from one sample to the next
@@ -301,7 +302,7 @@ class OnCore:
         ]
         self._own = os.open("/proc/thread-self/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._arrivals = 0
-        self._voluntary = -1  # how often the thread had left a core by itself, at the sample before
+        self._voluntary = -1  # the thread's voluntary context switches at the previous sample
         self._cores = os.sched_getaffinity(process)
 
     def begin(self) -> None:
@@ -311,7 +312,7 @@ class OnCore:
         self._arrivals = int(os.pread(self._files[0], 128, 0).split()[2])
 
     def is_fair(self, late_s: float) -> bool:
-        """Whether the sample counts, which began `late_s` after it was due."""
+        """Whether a sample counts that began `late_s` after it was due."""
         status = os.pread(self._files[1], 8192, 0)
         switches = {how: int(count) for how, count in _SWITCHES.findall(status)}
         before, self._voluntary = self._voluntary, switches.get(b"voluntary", -1)
@@ -332,7 +333,7 @@ class OnCore:
             self._move_to({_core(self._files[2])})
 
     def _is_elsewhere(self) -> bool:
-        """Whether the thread has another core than this process; if not, leave that core."""
+        """Whether the thread is on another core than this process; if not, this process leaves the core."""
         core = _core(self._files[2])
         if core != _core(self._own):
             return True

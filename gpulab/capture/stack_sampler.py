@@ -1,12 +1,12 @@
-"""Samples the stack of a thread: from another process, or from a thread of this one where that is impossible.
+"""Samples the stack of a thread: from another process or, if that is impossible, from a thread of this one.
 
 The trace names operators and calls, but not the lines that made them; torch's own `with_stack` costs many times as much
-and can hang beside DataLoader workers. A sampling thread of this process needs the GIL: while the training thread holds
-it in a long call, the sample waits, and finds that call's line at its end. So each such sample stands for the time
-since the one before, and none falls within a loop of Python's own code (`StackSamples.exact`).
+and can hang with DataLoader workers. A sampling thread of this process needs the GIL: while the training thread holds
+the GIL in a long call, the sample waits, and finds the line of that call at its end. So each such sample represents the
+time since the previous one, and none falls within a loop of pure Python (`StackSamples.exact`).
 
-Nothing here raises into a run. The other process needs Linux's file of a process's memory. Where the system has none or
-denies it, or where the process does not start, a thread samples.
+Nothing here raises into a run. The other process needs Linux's file of a process's memory. If the system has no such
+file or denies access, or if the process does not start, a thread samples.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Channel:
         fills_cores: bool = False,
         most: int | None = None,
     ) -> bool:
-        """Have the calling thread sampled from now on; False where the request could not be sent."""
+        """Have the calling thread sampled from now on; False if the request could not be sent."""
         thread = {"thread": thread_state(), "process": os.getpid(), "task": threading.get_native_id()}
         how = {"period_s": period_s, "inside": inside, "spares": spares, "fills_cores": fills_cores, "most": most}
         message = {"sample": key, **thread, **how}
@@ -91,7 +91,7 @@ class Channel:
         return True
 
     def stop(self, key: str) -> None:
-        """Have that thread sampled no more."""
+        """Stop sampling that thread."""
         with suppress(OSError):
             self._messages.send(json.dumps({"stop": key}).encode(), socket.MSG_DONTWAIT)
 
@@ -130,7 +130,7 @@ class SamplingProcess:
             pass
 
     def samples(self, key: str) -> ThreadSamples | None:
-        """The samples of a thread whose sampling was stopped; None where there are none."""
+        """The samples of a thread whose sampling was stopped; None if there are none."""
         deadline_s = perf_counter() + ANSWER_S
         while key not in self._answers and self._read_until(deadline_s):
             pass
@@ -154,7 +154,7 @@ class SamplingProcess:
         process.stdout.close()
 
     def _read_until(self, deadline_s: float) -> bool:
-        """Receive what the child has written; False where nothing more is to come in time."""
+        """Receive what the child has written; False if nothing more is to come in time."""
         out = self._process.stdout if self._process is not None else None
         if out is None:
             return False
@@ -176,7 +176,7 @@ class SamplingProcess:
 
 
 LONGEST_PERIOD_S = 0.05
-SHARE = 0.03  # of the time that this thread may compute: where a sample costs more it takes fewer
+SHARE = 0.03  # of the time, at most, that this thread computes: if a sample costs more, fewer are taken
 _COST_SAMPLES = 4  # samples after which the cost of one is estimated
 
 
@@ -196,16 +196,16 @@ class ThreadSampler:
 
     def __init__(self, pace: Pace = TRACED_WITHIN) -> None:
         self._pace = pace
-        self._going = threading.Lock()  # locked while it goes on: waiting for a lock is the cheapest sleep
+        self._going = threading.Lock()  # locked during sampling: waiting for a lock is the cheapest sleep
         self._thread: threading.Thread | None = None
         self._times: list[int] = []
         self._numbers: list[int] = []
         self._stacks: dict[Stack, int] = {}
-        self._spots: dict[Spot, Spot] = {}  # one object for each: stacks have most lines in common
+        self._spots: dict[Spot, Spot] = {}  # one object per line: stacks share most of their lines
         self._began_ns = 0
 
     def start(self) -> None:
-        """Begin to sample. Where no thread can be started there will be no samples."""
+        """Begin to sample. If no thread can be started, there will be no samples."""
         self._began_ns = perf_counter_ns()
         self._going.acquire()
         sampled = threading.get_ident()
@@ -225,7 +225,7 @@ class ThreadSampler:
 
     @property
     def samples(self) -> ThreadSamples:
-        """So far. From any thread."""
+        """The samples so far. May be called from any thread."""
         count = len(self._numbers)
         return ThreadSamples(self._times[:count], self._numbers[:count], list(self._stacks), self._began_ns)
 
@@ -304,12 +304,12 @@ class StackSampler:
 
     @property
     def is_exact(self) -> bool:
-        """Whether another process has sampled: then the thread's own work did not decide when."""
+        """Whether another process sampled, so that the thread's own work did not decide when."""
         return self._sampler is None
 
     @property
     def samples(self) -> ThreadSamples | None:
-        """The samples, after `stop` and before the process ends; None where there are none."""
+        """The samples, after `stop` and before the process ends; None if there are none."""
         if self._sampler is not None:
             return self._sampler.samples
         if self._samples is None and self._process is not None:

@@ -3,15 +3,15 @@
 One thread measures at a time: torch has one profiler per process, and two trainings at once slow each other down.
 
 SIGTERM (`scancel`, a time limit, an eviction) first ends the run, then does what it would have done without gpulab. A
-handler of the user's code, set before the run or within it, is called after the run is stored. Without one the signal
-ends the process.
+handler of the user's code, set before the run or within it, is called after the run is stored. Without such a handler
+the signal ends the process.
 
-Python calls a handler between two bytecodes, and a rank that waits in a collective may never reach the next one. So a
-thread waits for the signal as well, at the wakeup descriptor, unless something else uses that.
+Python calls a handler between two bytecodes, and a rank that waits in a collective may never reach the next bytecode.
+So a thread also waits for the signal, at Python's wakeup descriptor, unless other code uses the descriptor.
 
 torch's profiler can only be stopped by the thread that started it, and pure tensor code makes no marks. CPython has one
 way to make that thread call something without a signal, a trace function or an exception in the user's code: a pending
-call, which the main thread makes between two bytecodes. Code on another thread cannot be reached in this way.
+call, which the main thread makes between two bytecodes. A thread other than the main one cannot be reached in this way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BUSY = (
     "Two at once would slow each other down."
 )
 
-_owners: list[threading.Thread] = []  # one entry for each run under way; all living ones are the same thread
+_owners: list[threading.Thread] = []  # one entry for each run under way; all living entries are the same thread
 _lock = threading.Lock()
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
@@ -53,7 +53,7 @@ def measures_here() -> bool:
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Measure on this thread, possibly within another run of it. Raises UsageError where another thread measures."""
+    """Measure on this thread, possibly within another run of it. Raises UsageError if another thread measures."""
     me = threading.current_thread()
     with _lock:
         _owners[:] = [owner for owner in _owners if owner.is_alive()]
@@ -81,9 +81,9 @@ class StopRun(BaseException):
 
 
 def stop_behind(error: BaseException | None) -> StopRun | None:
-    """The StopRun that ended the code: the error itself, or one that it has replaced.
+    """The StopRun that ended the code: the error itself, or a StopRun that the error has replaced.
 
-    When the run ends, a library may fail while it cleans up something half-made.
+    A library may fail while it cleans up after the StopRun.
     """
     while isinstance(error, Exception):
         error = error.__context__
@@ -104,10 +104,10 @@ def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
 
 
 def inside_generator(outside: frozenset[FrameType]) -> bool:
-    """Whether a generator runs between the caller and the frames `outside`: an exception here would end it.
+    """Whether a generator runs between the caller and the frames `outside`: an exception here would end the generator.
 
     `batches = cycle(loader)` in one cell and `next(batches)` in the next is common, and so is a loader within `tqdm`.
-    Such a generator of an earlier cell would yield nothing more.
+    The generator of the earlier cell would then yield nothing more.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame not in outside:
@@ -125,7 +125,7 @@ WORDS = "SIGTERM"
 GRACE_S = 15.0
 ANSWER_S = 2.0  # by then Python has called a handler, if it can
 _SET, _GET = signal.signal, signal.getsignal
-RETRY_S = 0.1  # between tries of a deadline's call
+RETRY_S = 0.1  # between attempts of a deadline to call
 _END = b"\0"  # ends gpulab's own thread; every other byte is the number of a signal
 
 
@@ -133,7 +133,7 @@ class Terminations:
     """Handles SIGTERM during a run, on the main thread. `soon` is called at the first signal, `at_once` at the next.
 
     `notify` is called at once on another thread, and again when no step has ended for `GRACE_S`. Then the process gets
-    another signal; if it does not react and nobody handles the signal, it ends as it would have without gpulab.
+    another signal; if it does not react and the user's code has no handler, it ends as it would have without gpulab.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Terminations:
         self._at_once = at_once
         self._notify = notify
         self._theirs: Any = None
-        self._functions: tuple[Any, Any] = (_SET, _GET)  # as they were before
+        self._functions: tuple[Any, Any] = (_SET, _GET)  # `signal.signal` and `getsignal` before the run
         self._begun = False
         self._pipe: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
@@ -151,7 +151,7 @@ class Terminations:
         self.count = 0  # of signals
 
     def begin(self) -> None:
-        """Handle the signal. Does nothing on another thread, or where the process ignores the signal."""
+        """Handle the signal. Does nothing outside the main thread, or if the process ignores the signal."""
         if threading.current_thread() is not threading.main_thread():
             return
         theirs = _GET(SIGNAL)
@@ -181,7 +181,7 @@ class Terminations:
         self._patient.set()
 
     def deliver(self) -> None:
-        """After `end`: send the signal again, for its effect without gpulab. Does nothing where none came."""
+        """After `end`: send the signal again, for its effect without gpulab. Does nothing if none came."""
         count, self.count = self.count, 0
         if count:
             os.kill(os.getpid(), SIGNAL)
@@ -192,7 +192,7 @@ class Terminations:
         self.count += 1
         (self._soon if self.count == 1 else self._at_once)()
 
-    # -- where Python cannot call a handler ------------------------------------------------------------------------
+    # -- while Python cannot call a handler ------------------------------------------------------------------------
 
     def _listen(self) -> None:
         if sys.platform == "win32":
@@ -200,7 +200,7 @@ class Terminations:
         reads, writes = self._pipe = os.pipe()
         os.set_blocking(writes, False)
         before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-        if before != -1:  # asyncio's, or that of a run around this one
+        if before != -1:  # the descriptor of asyncio or of an enclosing run
             signal.set_wakeup_fd(before)
             self._close_pipe()
             return
@@ -212,10 +212,10 @@ class Terminations:
             return
         with suppress(ValueError):  # in a child that another thread has forked
             present = signal.set_wakeup_fd(-1)
-            if present not in (-1, self._pipe[1]):  # the user's code has one
+            if present not in (-1, self._pipe[1]):  # the user's code has set its own
                 signal.set_wakeup_fd(present)
         thread, self._thread = self._thread, None
-        if thread is not None and thread.is_alive():  # it is not, in a forked child
+        if thread is not None and thread.is_alive():  # a forked child does not have it
             self._patient.set()
             os.write(self._pipe[1], _END)
             thread.join()
@@ -237,7 +237,7 @@ class Terminations:
             return
 
     def _overdue(self) -> None:
-        """No step has ended in time."""
+        """Act when no step has ended in time."""
         self._notify()
         count, until_s = self.count, time.monotonic() + ANSWER_S
         os.kill(os.getpid(), SIGNAL)
@@ -246,13 +246,13 @@ class Terminations:
                 return  # the run is being written
             time.sleep(0.05)
         if self._theirs == signal.SIG_DFL and not self._patient.is_set():
-            ctypes.CDLL(None).signal(int(SIGNAL), ctypes.c_void_p(None))  # Python's own works on the main thread only
+            ctypes.CDLL(None).signal(int(SIGNAL), ctypes.c_void_p(None))  # Python's needs the main thread
             os.kill(os.getpid(), SIGNAL)
 
     # -- signals as the user's code sees them ----------------------------------------------------------------------
 
     def _signal(self, number: int, handler: Any) -> Any:
-        """In place of `signal.signal`: a handler that the user's code sets is called once the run is stored."""
+        """Replaces `signal.signal`: a handler that the user's code sets is called once the run is stored."""
         allowed = callable(handler) or handler in (signal.SIG_DFL, signal.SIG_IGN)
         ours = number == SIGNAL and self._begun and _GET(SIGNAL) == self._handle
         if not (ours and allowed and threading.current_thread() is threading.main_thread()):
@@ -269,7 +269,7 @@ _listening: list[weakref.ref[Terminations]] = []
 
 
 def _forget_all() -> None:
-    """In a forked child, such as a DataLoader worker, no run is measured."""
+    """Stop handling signals in a forked child, such as a DataLoader worker: no run is measured there."""
     for ref in reversed(_listening):
         if (terminations := ref()) is not None:
             terminations.end()
@@ -280,11 +280,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Deadline:
-    """Calls something on the main thread after a time, also where the user's code makes no marks.
+    """Calls `due` on the main thread after a time, even if the user's code makes no marks.
 
-    From `after_s` on, or once `full` says so, it calls `due` on the main thread, again and again until it is cancelled.
-    It never interrupts gpulab's own code, whose state `due` may change, but tries again a little later. Made on another
-    thread than the main one, it calls `otherwise` once instead, on a thread of its own.
+    From `after_s` on, or once `full` returns True, it calls `due` on the main thread, again and again until it is
+    cancelled. It never interrupts gpulab's own code, whose state `due` may change, but tries again a little later. A
+    deadline created outside the main thread calls `otherwise` once instead, on a thread of its own.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Deadline:
         self._over = threading.Event()
         self._is_pending = False
         self._started = False
-        self._turn = threading.RLock()  # Stop comes from another thread than the end of the run
+        self._turn = threading.RLock()  # Stop and the end of the run come from different threads
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._wait, name="gpulab-deadline", daemon=True)
 
@@ -313,7 +313,7 @@ class Deadline:
                 self._thread.start()
 
     def cancel(self) -> None:
-        """Stop calling, and end the thread. Not to be called from `otherwise`."""
+        """Stop calling, and end the thread. Must not be called from `otherwise`."""
         self._over.set()
         with self._turn:
             runs = self._thread.is_alive()
@@ -333,18 +333,18 @@ class Deadline:
 
     def _call_due(self) -> None:
         self._is_pending = False
-        if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits what is pending
+        if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits pending calls
             return
-        caller = sys._getframe().f_back  # the frame of `_Knock.__bool__`
+        caller = sys._getframe().f_back  # the frame of `_PendingCall.__bool__`
         if not within_gpulab(caller.f_back if caller is not None else None):
             self._due()
 
 
-_waiting: set[_PendingCall] = set()  # the interpreter keeps no reference of its own
+_waiting: set[_PendingCall] = set()  # the interpreter itself keeps no reference
 
 
 class _PendingCall:
-    """An object whose truth value the main thread takes between two bytecodes, where exceptions (an interrupt) pass."""
+    """An object whose truth value the main thread takes between two bytecodes; exceptions (interrupts) propagate."""
 
     def __init__(self, task: Callable[[], None]) -> None:
         self._task = task
@@ -356,9 +356,9 @@ class _PendingCall:
 
 
 def _on_main_thread(task: Callable[[], None]) -> bool:
-    """Have the main thread call `task` soon; False where its queue is full."""
+    """Have the main thread call `task` soon; False if its queue is full."""
     add = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object)(
-        ("Py_AddPendingCall", ctypes.pythonapi)  # a prototype of its own, which changes nobody else's
+        ("Py_AddPendingCall", ctypes.pythonapi)  # a separate prototype, so that no other code's changes
     )  # PyObject_IsTrue has the signature of a pending call
     caller = _PendingCall(task)
     _waiting.add(caller)

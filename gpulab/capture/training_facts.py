@@ -1,11 +1,10 @@
 """Records facts of a training: what autograd's graph computes, the loss of each step, the size of the model's inputs.
 
-The graph is read at a few early backward passes, which takes at most 20 milliseconds, or a hundredth of a step longer
-than two seconds. Only names, numbers and weak references to parameters are stored. Where reading fails, there is no
-fact.
+The graph is read at a few early backward passes. That takes at most 20 ms, or 1 % of the step if a step takes more
+than 2 s. Only names, numbers and weak references to parameters are stored. If reading fails, the facts are missing.
 
 A loss is the scalar from which a backward pass starts. It is read at the end of the run, because reading it waits for
-the device. Input sizes are counted at the model, as a loop may have no DataLoader, or use only a part of its batches.
+the device. Input sizes are counted at the model, because a loop may have no DataLoader or use only a part of a batch.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from gpulab.run import BackwardPass, DenseGradient, Int64, Steps, TrainingFacts
 from gpulab.torch_hooks.hook_points import module_calls
 from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
-EARLY, LATE = range(4, 9), range(16, 20)  # backward passes, ours: of a step or two, and of one 12 passes later
+EARLY, LATE = range(4, 9), range(16, 20)  # backward passes, ours: one or two steps, and 12 passes later
 LONGEST_NS, LONGEST_FRACTION = 20_000_000, 0.01
-FEWEST_SAMPLES = 40  # ours: a share of fewer is chance
+FEWEST_SAMPLES = 40  # ours: with fewer samples a share is chance
 _VALUES = 16
-_SAMPLED = 8  # parameters whose values are compared, ours: code that changes weights by hand changes one of them
-_ROWS, _LARGE = 512, 10_000  # ours: rows of a table that are checked, where it has at least so many
-_ROUNDS = 4  # ours: so many batches of each worker are compared
+_SAMPLED = 8  # parameters whose values are compared, ours: code that changes weights by hand changes at least one
+_ROWS, _LARGE = 512, 10_000  # ours: rows to check of an embedding table that has at least _LARGE rows
+_ROUNDS = 4  # ours: batches of each worker that are compared
 _CHECKED = 4_096  # bytes of a batch
 
-CALLS: Mapping[str, re.Pattern[str]] = {  # file and function that a switch, or a default, makes torch call
+CALLS: Mapping[str, re.Pattern[str]] = {  # file and function that torch calls because of a switch or default
     "anomaly_detection": re.compile(r"[/\\]torch[/\\]fx[/\\]traceback\.py:.*format_stack$"),
     "argument_validation": re.compile(
         r"[/\\]torch[/\\]distributions[/\\](constraints\.py:|distribution\.py:Distribution\.(__init__|_validate_sample)$)"
@@ -51,16 +50,16 @@ CALLS: Mapping[str, re.Pattern[str]] = {  # file and function that a switch, or 
     ),
 }
 _ENGINE = re.compile(r"[/\\]torch[/\\]autograd[/\\]")
-_SEQUENCES = 1 << 60  # of nodes; a leaf has none
-_PADDED_INDICES = 1_000_000  # more are not compared, ours
+_SEQUENCES = 1 << 60  # limit of sequence numbers; those of leaves are above
+_PADDED_INDICES = 1_000_000  # ours: a larger tensor is not compared
 
 
 class _Graph(Struct):
     """The graph of a backward pass.
 
-    `nodes`: sequence number, name, and the positions of the nodes that get its gradients. `leaves`: ids by position.
-    `versions` and `values` are of parameters that no known optimizer holds, values only of some. `dropped`: leaves
-    whose gradient was deleted before their optimizer stepped.
+    `nodes`: sequence number, name, and positions of the nodes that receive its gradients. `leaves`: parameter ids by
+    position. `versions` and `values` cover parameters that no known optimizer holds, `values` only some of them.
+    `dropped`: leaves whose gradient was deleted before their optimizer stepped.
     """
 
     nodes: list[tuple[int, str, list[int]]]
@@ -72,24 +71,24 @@ class _Graph(Struct):
 
 
 class TrainingFactsReader:
-    """Reads facts of a training loop. `wants_passes`, `wants_batches`: whether it still has to be called for these."""
+    """Reads facts of a training loop. `wants_passes`, `wants_batches`: whether it still needs to see these."""
 
     def __init__(self) -> None:
         self.wants_passes = self.wants_batches = True
         self.differentiates_twice = False
-        self.optimizers: dict[int, tuple[int, int]] = {}  # their groups, and elements of all parameters
+        self.optimizers: dict[int, tuple[int, int]] = {}  # by id: number of groups, elements of all parameters
         self._count = self._newest_ns = 0  # backward passes
         self._graphs: list[_Graph] = []
-        self._is_whole = True  # all of them were read in time: of two alike passes of a step one alone misleads
-        self._leaves: dict[int, Callable[[], Any]] = {}  # of the newest graph, weakly
+        self._is_whole = True  # all graphs were read in time; one of two similar passes of a step would mislead
+        self._leaves: dict[int, Callable[[], Any]] = {}  # weak references to leaves of the newest graph
         self._changed: list[Any] = []
         self._evaluated: set[int] = set()  # sequence numbers of the nodes in those graphs
-        self._again: list[tuple[int, int]] = []  # by graph: nodes that were also in an earlier one, and all nodes
-        self._is_on: list[tuple[bool, bool]] = []  # anomaly detection, a profiler
-        self._padding: list[Any] = []  # of embeddings: for each column of indices whether all rows have the same
+        self._again: list[tuple[int, int]] = []  # by graph: number of nodes also in earlier graphs, of all nodes
+        self._is_on: list[tuple[bool, bool]] = []  # by graph: anomaly detection is on, a profiler is on
+        self._padding: list[Any] = []  # by embedding: for each column of indices, whether it is the same in all rows
         self._batch_nodes: list[int] = []
-        self._holders: dict[int, int] = {}  # by parameter, its optimizer
-        self._stepped: set[int] = set()  # optimizers, since the newest graph
+        self._holders: dict[int, int] = {}  # by id of the parameter, that of its optimizer
+        self._stepped: set[int] = set()  # optimizers that have stepped since the newest graph
         self._tables: list[Callable[[], Any]] = []
         self._dense: dict[int, list[tuple[int, Any, float]]] = {}
         self._float64: list[float] = []
@@ -107,7 +106,7 @@ class TrainingFactsReader:
             self.wants_passes, self.wants_batches = False, self._workers > 1
         if self._count not in EARLY and self._count not in LATE:
             return
-        with suppress(Exception):  # a tensor type of the user's may refuse anything
+        with suppress(Exception):  # a user-defined tensor type may raise at any call
             if not in_graph_capture():
                 self._read_graph(root, began_ns + max(LONGEST_NS, int(LONGEST_FRACTION * (began_ns - before_ns))))
 
@@ -160,7 +159,7 @@ class TrainingFactsReader:
             self._padding += [_is_the_same(node._saved_indices) for node in lookups]
         self._is_whole &= is_whole or late
         if not is_whole or (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return  # among ranks an optimizer may hold other tensors than those that are computed with
+            return  # in a distributed run an optimizer may hold other tensors than the model uses
         loose = [p for p in leaves.values() if id(p) not in self._holders and isinstance(p, torch.nn.Parameter)]
         graph = _Graph(
             nodes,
@@ -192,7 +191,7 @@ class TrainingFactsReader:
                 self._graphs[-1].dropped.add(i)
 
     def finish(self, samples: ThreadSamples | None, steps: Steps, origin_ns: int) -> TrainingFacts | None:
-        """All facts, with the calls that `samples` show from the first step to the last; None where reading failed."""
+        """All facts, with the calls that `samples` show from the first step to the last; None if reading failed."""
         try:
             passes, unheld = self._passes()
             return TrainingFacts(
@@ -215,13 +214,13 @@ class TrainingFactsReader:
                 ),
                 batch_copies=max((_copies(sums, self._workers) for sums in self._sums), default=1),
             )
-        except Exception:  # a broken GPU
+        except Exception:  # for example a broken GPU
             return None
 
     def _passes(self) -> tuple[tuple[BackwardPass, ...], bool]:
-        """Kinds of passes that compute unused gradients, with mean shares; whether some leaf is in no optimizer."""
+        """Passes that compute unused gradients, by kind, with mean shares; and whether some leaf is in no optimizer."""
         unchanged = bool(self._changed) and not any(self._changed) and bool(self._holders)
-        unused: dict[tuple[str, ...], list[list[float]]] = {}  # two passes of a step may look the same
+        unused: dict[tuple[str, ...], list[list[float]]] = {}  # two passes of a step may have the same nodes
         unheld = False
         for graph in self._graphs if self._is_whole else ():
             loose = {i for i, p in graph.leaves.items() if unchanged and p in graph.versions and p not in self._holders}
@@ -233,7 +232,7 @@ class TrainingFactsReader:
 
 
 def call_shares(samples: ThreadSamples | None, steps: Steps, origin_ns: int) -> dict[str, float]:
-    """For each of `CALLS` its share of the samples from the first step to the last; empty with too few samples."""
+    """The share of each of `CALLS` among the samples from the first step to the last; empty with too few samples."""
     if samples is None or not len(steps):
         return {}
     at_ns = np.array(samples.t_ns, np.int64) - origin_ns
@@ -241,7 +240,7 @@ def call_shares(samples: ThreadSamples | None, steps: Steps, origin_ns: int) -> 
     if len(numbers) < FEWEST_SAMPLES:
         return {}
     names = []
-    for stack in samples.stacks:  # within a backward pass only what it calls
+    for stack in samples.stacks:  # within a backward pass only the frames below it
         engine = next((i for i, spot in enumerate(stack) if _ENGINE.search(spot[0])), len(stack))
         names.append([f"{file}:{function}" for file, _, function in stack[:engine]])
     below = {call: np.array([any(map(pattern.search, stack)) for stack in names]) for call, pattern in CALLS.items()}
@@ -249,9 +248,9 @@ def call_shares(samples: ThreadSamples | None, steps: Steps, origin_ns: int) -> 
 
 
 def graph_of(root: Any) -> Iterator[tuple[Any, list[int]]]:
-    """The nodes of autograd's graph from `root` (a tensor or several) on, breadth first and each once.
+    """The nodes of autograd's graph, from `root` (one tensor or several), breadth first, each node once.
 
-    Each comes with the positions, in this order, of the nodes that get its gradients.
+    Each node comes with the positions, in this order, of the nodes that receive its gradients.
     """
     order = [r.grad_fn for r in ([root] if hasattr(root, "grad_fn") else root) if r.grad_fn is not None]
     position = {node: i for i, node in enumerate(order)}
@@ -266,7 +265,7 @@ def graph_of(root: Any) -> Iterator[tuple[Any, list[int]]]:
 
 
 def _walked(root: Any, until_ns: int) -> tuple[list[tuple[int, str, list[int]]], dict[int, Any], bool, list[Any]]:
-    """The nodes as in `_Graph`, read until that time; the leaves; whether that is all; the nodes of embeddings."""
+    """The nodes as in `_Graph`, the leaves, whether the graph was read in time, and the nodes of embeddings."""
     nodes: list[tuple[int, str, list[int]]] = []
     leaves: dict[int, Any] = {}
     lookups: list[Any] = []
@@ -283,20 +282,20 @@ def _walked(root: Any, until_ns: int) -> tuple[list[tuple[int, str, list[int]]],
 
 
 def _unused(graph: _Graph, dead: set[int]) -> tuple[tuple[str, ...], list[float]]:
-    """The names of nodes in the order of their evaluation, and the share of each that only `dead` leaves need.
+    """The names of nodes in the order of evaluation, and the share of each node's work that only `dead` leaves need.
 
-    A bias costs next to nothing and does not count beside a weight.
+    A bias costs next to nothing and does not count next to a weight.
     """
     order = sorted((i for i in range(len(graph.nodes)) if i not in graph.leaves), key=lambda i: -graph.nodes[i][0])
     share = dict.fromkeys(dead, 1.0)
-    for i in reversed(order):  # the nodes that get its gradients were made before it
+    for i in reversed(order):  # the nodes that receive its gradients come first
         to = [j for j in graph.nodes[i][2] if j not in graph.biases] or graph.nodes[i][2]
         share[i] = sum(share.get(j, 0.0) == 1.0 for j in to) / max(1, len(to))
     return tuple(graph.nodes[i][1] for i in order), [share[i] for i in order]
 
 
 def _copies(sums: list[int], workers: int) -> int:
-    """How many workers gave each batch: 1, unless all gave the same in each round, and another in the next."""
+    """How many workers make each batch: all, if in each round they make the same one and then another; else 1."""
     rounds = [sums[i : i + workers] for i in range(0, len(sums) - workers + 1, workers)] if workers > 1 else []
     alike = len(rounds) > 1 and all(len(set(r)) == 1 for r in rounds) and len({r[0] for r in rounds}) == len(rounds)
     return workers if alike else 1
@@ -312,7 +311,7 @@ def _is_emulated(parameter: Any) -> bool:
 
 
 def _is_the_same(indices: Any) -> Any:
-    """For each column whether all rows have there the first or last value of the first row; None if unknown."""
+    """For each column, whether all its values equal the first or the last value of row 0; None if unknown."""
     if indices.dim() != 2 or not 2 <= len(indices) <= indices.numel() <= _PADDED_INDICES:
         return None
     same = [(indices == value).all(0) for value in (indices[0, 0], indices[0, -1])]
@@ -320,7 +319,7 @@ def _is_the_same(indices: Any) -> Any:
 
 
 def _padding(columns: Sequence[Any]) -> float:
-    """The least share of columns that are the same in all rows. Where all columns are, these are no texts."""
+    """The smallest share of columns that are the same in all rows. A share of 1 is ignored: it is no padding."""
     shares = [float(c.float().mean()) for c in columns if c is not None]
     return min((share for share in shares if share < 1), default=0.0)
 
@@ -330,13 +329,13 @@ def _ratio(counts: Sequence[tuple[int, int]]) -> float:
 
 
 def _sum_of(batch: Any) -> int:
-    """A checksum of the first bytes of its first tensor. Raises where that is not in the host's memory."""
+    """A checksum of the first bytes of the batch's first tensor; 0 if the tensor is on a GPU."""
     first = next(arrays_in(batch))
     return 0 if first.is_cuda else crc32(first.reshape(-1)[:_CHECKED].numpy().tobytes()[:_CHECKED])
 
 
 def some_values(leaf: Any) -> Any:
-    """A few values from all over the tensor, as some rows of an embedding may not change."""
+    """A few values from all over the tensor, because some rows of an embedding may not change."""
     flat = leaf.detach().reshape(-1)
     return flat[:: max(1, len(flat) // _VALUES)].clone()
 
@@ -355,7 +354,7 @@ class Losses:
 
     @contextmanager
     def recording(self) -> Iterator[Losses]:
-        """Record the losses of this thread inside. To be entered last, so that knobs scale a loss only after it."""
+        """Record the losses of this thread in the block. Enter it last, so that knobs scale a loss only afterwards."""
         from torch import autograd
         from torch.amp import GradScaler
 
@@ -378,18 +377,18 @@ class Losses:
             self._scaled = None
 
     def _add(self, args: Args, kwargs: KeywordArgs) -> None:
-        """Add this loss. A fault of gpulab must not break the user's backward pass."""
+        """Record the loss of this call. An error in gpulab must not break the user's backward pass."""
         root: Any = args[0] if args else kwargs.get("tensors")
         if self._scaled is not None and root is self._scaled[0]:
             root = self._scaled[1]
         if getattr(root, "numel", None) is None or len(self._scalars) >= MOST_LOSSES:
             return
-        with suppress(Exception):  # a tensor type of the user's, or a broken GPU
-            if root.numel() == 1 and not in_graph_capture():  # there it has a value only when the graph is replayed
+        with suppress(Exception):  # a user-defined tensor type, or a broken GPU
+            if root.numel() == 1 and not in_graph_capture():  # in capture a loss has no value before the replay
                 self._scalars.append((perf_counter_ns(), _copy_of(root)))
 
     def per_step(self, steps: Steps, origin_ns: int) -> tuple[float, ...]:
-        """The mean loss of each step, NaN where it had none, from clock origin `origin_ns`. Forgets the losses."""
+        """The mean loss of each step, NaN without one; `origin_ns`: origin of the steps' clock. Clears the losses."""
         scalars, self._scalars = self._scalars, []
         sums, counts = np.zeros(len(steps)), np.zeros(len(steps))
         times = np.array([t - origin_ns for t, _ in scalars], dtype=np.int64)
@@ -403,15 +402,15 @@ class Losses:
 
 
 def _copy_of(loss: Any) -> Any:
-    """The loss without its graph; copied, at the cost of a kernel launch, only where its memory may be overwritten."""
+    """The loss without its graph; cloned, at the cost of a kernel launch, only if its memory may be overwritten."""
     copy = loss.detach()
     return copy.clone() if loss.is_cuda and not _owns_memory(loss) else copy
 
 
 def _owns_memory(loss: Any) -> bool:
-    """Whether one of torch's own operators made it. The CUDA graph of a compiled module overwrites its results.
+    """Whether one of torch's own operators made the loss. A compiled module's CUDA graph overwrites its results.
 
-    Views of such results, and results of operators in place (`loss /= 4`), count as overwritten, too.
+    Views of such results, and results of in-place operators (`loss /= 4`), count as overwritten, too.
     """
     from torch.autograd.function import BackwardCFunction
 
@@ -419,29 +418,29 @@ def _owns_memory(loss: Any) -> bool:
 
 
 def _value(loss: Any) -> float:
-    """NaN where it cannot be read: its memory was freed, or the GPU fails."""
+    """The loss as a number; NaN if it cannot be read because its memory was freed or the GPU fails."""
     try:
         return float(loss)
     except RuntimeError:
         return math.nan
 
 
-MOST_CALLS = 65_536  # the newest, two numbers each
+MOST_CALLS = 65_536  # the newest calls are kept, as two numbers each
 
 
 class ModelInputs:
-    """Counts the values in the inputs of DistributedDataParallel, else of the first module that learns.
+    """Counts the values in the inputs of DistributedDataParallel, else of the first module with trainable parameters.
 
-    Only calls with gradients count.
+    Only calls with gradients enabled count.
     """
 
     def __init__(self) -> None:
         self._calls: deque[tuple[int, int]] = deque(maxlen=MOST_CALLS)
         self._first = ExitStack()  # the hooks of that module
-        self._wrapped = False  # in DistributedDataParallel
+        self._wrapped = False  # the model is in DistributedDataParallel
 
     def count_first_model(self) -> None:
-        """Find the first module called on this thread that learns, and count the inputs of its calls."""
+        """Find the first trainable module that this thread calls, and count the inputs of its calls."""
         from torch import is_grad_enabled
 
         def find(module: Any) -> None:
@@ -455,7 +454,7 @@ class ModelInputs:
         self._first.enter_context(module_calls(find, get_ident()))
 
     def close(self) -> None:
-        """Remove these hooks: the run is over, something is compiled, or DistributedDataParallel is used."""
+        """Remove these hooks when the run is over, something is compiled, or DistributedDataParallel is used."""
         self._first.close()
 
     def called(self, args: Args, kwargs: KeywordArgs) -> None:
@@ -478,12 +477,12 @@ class ModelInputs:
         try:
             parts = arrays_in([args[1:], kwargs])  # all values: the number of rows hides how long sequences are
             count = sum(int(part.numel()) for part in parts if hasattr(part, "numel"))
-        except Exception:  # a tensor of the user's own kind may answer anything; their step goes on
+        except Exception:  # a user-defined tensor type may raise; the user's step goes on
             count = 0
         self._calls.append((perf_counter_ns(), count or -1))
 
     def values_of(self, steps: Steps, origin_ns: int) -> Int64:
-        """The values in each step, from clock origin `origin_ns`; -1 where unknown, empty without any call."""
+        """The number of input values in each step, -1 if unknown; empty without calls. `origin_ns` as in `per_step`."""
         if not self._calls:
             return Steps.empty().input_values
         calls = np.array(self._calls, dtype=np.int64)
