@@ -1,7 +1,7 @@
-"""Agreement among the ranks of one experiment: rank 0 decides for all, and a failure of one is the failure of all.
+"""Agreement among the ranks of one experiment: rank 0 decides, and a failure on one rank fails the run on all ranks.
 
-A rank that ends a run earlier than the others leaves them waiting in a collective. So nothing ends a run of ranks by
-the clock: it has as many steps on all of them, and whether another one follows is decided between two runs.
+A rank that ends a run earlier than the others leaves them waiting in a collective. So no clock ends a run of several
+ranks: every rank runs the same number of steps, and the ranks decide between two runs whether another run follows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from gpulab.tuning.record import Experiment, Side
 Agreed = TypeVar("Agreed")
 
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # torchrun's: with it the runs of each attempt are a job of their own
-PORT, IS_THERE = "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"  # where the ranks meet, and that somebody listens there
-MOST_PAST_GROUPS = 8  # of process groups that are over
+PORT, IS_THERE = "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"  # the ranks' rendezvous port; a store listens on it
+MOST_PAST_GROUPS = 8  # finished process groups that are held
 LONGEST_WAIT_S = 3600.0  # for the slowest rank's run to end
 
 
@@ -58,7 +58,7 @@ class Agreement:
 
     @contextmanager
     def one_run(self) -> Iterator[None]:
-        """The user's code runs inside."""
+        """Encloses one run of the user's code."""
         yield
 
 
@@ -92,14 +92,14 @@ class RanksAgreement(Agreement):
 
     @contextmanager
     def one_run(self) -> Iterator[None]:
-        """The code may create a process group inside, as in a fresh process; it is destroyed at the end."""
+        """The code inside may create a process group, as in a fresh process; the group is destroyed at the end."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._runs += 1
         self.failed_s = None
         if len(self._past_groups) > MOST_PAST_GROUPS:
             self.release()
-        meeting = None  # a store of its own: in one that was used the addresses of the last run's group still stand
+        meeting = None  # a new store: a used one still holds the addresses of the last run's group
         if self.rank == 0:
             meeting = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port = self.of_first(meeting.port if meeting is not None else 0)
@@ -117,7 +117,7 @@ class RanksAgreement(Agreement):
                 raise
             finally:
                 if not there and _default_group():
-                    with suppress(Exception):  # another rank has failed, and its end of the group with it
+                    with suppress(Exception):  # another rank has failed and left the group
                         sys.modules["torch.distributed"].destroy_process_group()
 
     def release(self) -> None:
@@ -133,10 +133,10 @@ class RanksAgreement(Agreement):
 
 
 class _PastGroup:
-    """Holds a process group longer than its users do, such as DistributedDataParallel in the frames of an earlier run.
+    """Holds a process group longer than its users, such as DistributedDataParallel in the frames of an earlier run.
 
-    Who lets go of it last waits for its threads, which may need the interpreter's lock. PyTorch's Reducer holds that
-    lock meanwhile, and all stand still for ever; the Python object of a backend gives it back first.
+    The last owner to release a group waits for the group's threads, which may need the GIL. PyTorch's Reducer holds the
+    GIL while it waits, which is a deadlock; the Python object of a backend releases the GIL first.
     """
 
     def __init__(self, group: Any, before: Mapping[int, str]) -> None:
@@ -146,7 +146,7 @@ class _PastGroup:
         self._sockets = dict(_sockets().items() - before.items())
         self._backends: list[Any] = []
         for kind in ("cpu", "cuda"):
-            with suppress(RuntimeError):  # it has none for that device
+            with suppress(RuntimeError):  # the group has no backend for that device
                 self._backends.append(group._get_backend(torch.device(kind)))
         self._group = group
 
@@ -160,7 +160,7 @@ class _PastGroup:
                 backend.abort()
         for number, _ in self._sockets.items() & _sockets().items():
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                connection.getpeername()  # not of one that listens, without which gloo ends the process
+                connection.getpeername()  # raises for a listening socket: without that one gloo ends the process
                 connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
@@ -170,10 +170,10 @@ class _PastGroup:
 
 @contextmanager
 def _collecting_groups(groups: list[_PastGroup], before: Mapping[int, str]) -> Iterator[None]:
-    """Adds each default process group that begins inside. `before`: the sockets that are there already."""
+    """Adds each default process group that is created inside. `before`: the sockets that are open already."""
     from torch.distributed import distributed_c10d
 
-    name = "_update_default_pg"  # PyTorch's own, where each group comes by; a version without it may stand still
+    name = "_update_default_pg"  # PyTorch calls this for each default group; a version without it may deadlock
 
     def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def update(group: Any) -> None:
@@ -205,9 +205,9 @@ class RankEnded(BaseException):
 
 
 def error_of_all(ranks: Agreement, own: BaseException | None) -> BaseException | None:
-    """The first error of the run on any rank, `own` being that of this one: later ones are mere consequences.
+    """The first error of the run on any rank; later errors are mere consequences. `own`: the error of this rank.
 
-    By each rank's own clock; what is no Exception comes before all others.
+    "First" by each rank's own clock; an error that is no `Exception` (an interrupt) comes before all others.
     """
     if not ranks.is_of_several:
         return own
@@ -230,7 +230,7 @@ def _default_group() -> bool:
 
 
 class _Document(Struct, frozen=True):
-    """`runs` are the ids of the sides' full runs; empty where a side has none."""
+    """`runs` are the ids of the sides' full runs; empty for a side without one."""
 
     experiment: Experiment
     runs: tuple[str, ...]
@@ -245,7 +245,7 @@ def encode(experiment: Experiment) -> bytes:
 
 
 def decode(content: bytes, load: Callable[[str], Run]) -> Experiment:
-    """Raises StoreError where it cannot be read, or `load` does not find a run."""
+    """Raises StoreError if the content cannot be read, or `load` does not find a run."""
     try:
         document = msgspec.msgpack.decode(content, type=_Document)
     except msgspec.MsgspecError as e:
@@ -261,9 +261,9 @@ def decode(content: bytes, load: Callable[[str], Run]) -> Experiment:
 
 
 def joined(experiments: list[Experiment]) -> Experiment:
-    """Experiments that each compared settings of their own with the same code as written, on nodes of their own.
+    """One experiment from several that ran on separate nodes, each with other settings of the same code.
 
-    Each comparison keeps the A that ran beside it.
+    Each comparison keeps the A that ran on its own node.
     """
     first = experiments[0]
     return replace(

@@ -1,4 +1,4 @@
-"""Each arm while an experiment runs: its state and its prediction, and which arms run on in the next turn."""
+"""The arms while an experiment runs: their state, their predictions, and which of them run in the next turn."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import ResolvedArm, Setting
 from gpulab.verdict import is_decided
 
-MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
+MOST_AHEAD = 40  # batches loaded ahead that a run lets pass before it profiles
 BATCH = BATCH_SIZE.name
 ROUNDS = 2  # runs of each size
-LEAST_STEPS = 3  # of a run that tells a size's step
+LEAST_STEPS = 3  # of a run, to measure the step of a batch size
 _BATCH_NAME = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs)$", re.IGNORECASE)
-UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads shows in its first run
+UNKNOWN_AHEAD = 10  # batches that four workers load ahead; used until a first run has shown how the cell loads
 
 
 class ArmState(Struct):
@@ -62,7 +62,7 @@ class ArmState(Struct):
             return side
         if self._facts is None:
             self._facts = facts(full_run.run)
-        # of a run that was made before, and so from another start, the losses are those of its first block
+        # a full run from before began from another start: then the losses of the first block count
         of_blocks = next((block.losses for block in self.blocks if block.losses), ())
         return replace(
             side,
@@ -74,7 +74,7 @@ class ArmState(Struct):
         )
 
     def reached(self, comparison: Comparison) -> str:
-        """When the experiment ended early, as far as this arm: "after 3 pairs of blocks"."""
+        """How far this arm had come when the experiment ended early: "after 3 pairs of blocks"."""
         if self.full_run is None:
             return f"before {self.arm.label} had run"
         if comparison.evidence == "interleaved":
@@ -82,13 +82,13 @@ class ArmState(Struct):
         return "before a pair of blocks had run: only the full run of each is there"
 
     def loader(self, baseline: FullRun) -> Loader | None:
-        """The DataLoader under this arm, as far as it can be told before the run."""
+        """The DataLoader under this arm, as far as it is known before the run."""
         settings = {knob.name: value for knob, value in self.execution.arm.knobs.items()}
         loader = with_settings(baseline.observation, settings).loader
         return loader.record if loader is not None else None
 
     def profiled_steps(self, baseline: FullRun | None) -> int:
-        """The number of profiled steps: enough remain without the steps whose batches were loaded ahead."""
+        """The number of profiled steps: `TRACED`, plus the steps whose batches were loaded ahead."""
         if is_quick():
             return QUICK_TRACED
         if baseline is None:
@@ -136,13 +136,13 @@ def faster_half(arms: Sequence[ArmState], able: list[int], turn: int) -> list[in
 
 
 def carry_verdicts(arms: Sequence[ArmState]) -> bool:
-    """Whether the blocks so far decide each arm against the first; of several arms also their ranking."""
+    """Whether the blocks so far decide each arm against the first, and with several arms also their ranking."""
     a, *sides = (arm.side for arm in arms)
     return all(carries_verdict(a, b, precise=len(sides) > 1) for b in sides)
 
 
 class ArmPredictions(Struct):
-    """Predictions of one experiment. `errors`: as `PriorEvidence.errors`, of this machine's device."""
+    """Predictions of one experiment. `errors`: as `PriorEvidence.errors`, for this machine's device."""
 
     facts: Facts
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class ArmPredictions(Struct):
         return replace(prediction, settings=dict(settings))
 
     def measure_sizes(self, arms: Iterable[ResolvedArm], run_size: Callable[[Setting, int], Block | None]) -> None:
-        """Run short blocks at the present and two other batch sizes, where an arm changes the batch size."""
+        """Run short blocks at the present and two other batch sizes, if an arm changes the batch size."""
         batches = [d for arm in arms for d in arm.names if names_batch(d) and not d.refusal and not d.is_current]
         targets = [d.value for d in batches if isinstance(d.value, int) and d.value > 0]
         if not targets or self.sizes:
@@ -187,7 +187,7 @@ class ArmPredictions(Struct):
 
 
 def names_batch(setting: Setting) -> bool:
-    """Whether it is the batch size, as a knob or as a variable of the cell."""
+    """Whether the setting is the batch size, as a knob or as a variable of the cell."""
     return setting.name == BATCH or (setting.knob is None and _BATCH_NAME.search(setting.name) is not None)
 
 

@@ -1,7 +1,7 @@
-"""The rows of a bench: each is one setting of a cell, measured against the first row, and outlives the process.
+"""The rows of a bench: each is one setting of a cell, measured against the first row, and is kept across processes.
 
-The first row is the baseline. Every other row has blocks that ran in turn with blocks of the first: their
-pairs give its speed. A cell to which an edit was applied has another text, and so another baseline. Pure.
+The first row is the baseline. The blocks of every other row ran in turn with blocks of the first; their pairs give
+the speed. Applying an edit changes the text of the cell, so the cell gets a new baseline. All functions are pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side, 
 from gpulab.verdict import verdict
 
 OTHER_TIME = "the one traced run took another time than the blocks"
-MOST_LOSSES = 400  # of a run, for its curve
+MOST_LOSSES = 400  # stored per run, for the loss curve
 
 
 class Prediction(Struct, frozen=True):
@@ -39,38 +39,38 @@ class Prediction(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """One setting of the cell. The run in full is in the store, under `run_id`; empty: it has none."""
+    """One setting of the cell. Its full run is in the store under `run_id`; empty if there is none."""
 
     id: str
     settings: dict[str, str] = field(default_factory=dict)  # as shown; empty: the baseline
-    name: str = ""  # the user's own
+    name: str = ""  # chosen by the user
     pinned: bool = False
     run_id: str = ""
     blocks: tuple[Block, ...] = ()
     speed: Speed | None = None  # None: the first row, or nothing was compared yet
-    step_us: float | None = None  # of the run in full; where it is shown, by blocks if there are any
-    run_us: float | None = None  # where that is by blocks: of the run in full
+    step_us: float | None = None  # of the full run; in `Bench.table`, of the blocks if there are any
+    run_us: float | None = None  # of the full run, if `step_us` is of the blocks
     by_blocks: bool = False
-    block_us: float | None = None  # of the first row: in the blocks of its first comparison, by which all times go
-    block_pairs: int = 0  # of that comparison: after a few pairs the next one takes its place
-    contended: bool = False  # the run in full was short of CPU cores
+    block_us: float | None = None  # first row only: step in the blocks of its first comparison; scales all times
+    block_pairs: int = 0  # of that comparison; one with only a few pairs is replaced by the next
+    contended: bool = False  # the full run was short of CPU cores
     samples_per_step: float | None = None
-    cell_steps: int | None = None  # that the cell runs when nobody ends it; None: not known
-    run_shares: dict[str, float] = field(default_factory=dict)  # of a step, by part, in the run in full
-    other_trace: str = ""  # how the runs with a trace differ otherwise than the blocks; empty: they do not
+    cell_steps: int | None = None  # steps of a complete run of the cell; None: not known
+    run_shares: dict[str, float] = field(default_factory=dict)  # of a step, by part, in the full run
+    other_trace: str = ""  # how the traced runs disagree with the blocks; empty: they agree
     memory_bytes: int | None = None
-    utilization: float | None = None  # of the device, as a fraction; None where nothing measures it
+    utilization: float | None = None  # of the device, as a fraction; None: not measured
     loss: str = ""  # the verdict on the losses of both; empty: none
     loss_words: str = ""
     losses: tuple[float | None, ...] = ()
-    loss_steps: int = 0  # that these are of: not every loss of a long run is kept; 0: every one
+    loss_steps: int = 0  # steps that the losses span: a long run's losses are thinned; 0: every loss is kept
     checks: tuple[Change, ...] = ()
     prediction: Prediction | None = None
     failure: str = ""
-    edit: str = ""  # what keeps it
-    cell: str = ""  # the cell with that edit; empty where the edit is no diff
+    edit: str = ""  # makes the setting permanent
+    cell: str = ""  # the cell with that edit; empty if the edit is no diff
     origin: str = ""  # "rung 2 of a climb"; empty: run by hand
-    code: str = ""  # the text of the cell that it was measured on; empty: the one that the cell has now
+    code: str = ""  # the text of the cell when it was measured; empty: the present text
 
     @property
     def label(self) -> str:
@@ -82,17 +82,17 @@ class Row(Struct, frozen=True):
 
     @property
     def run_agrees(self) -> bool:
-        """Whether the run in full took about the time of the blocks: else its parts are of another time."""
+        """Whether the full run took about as long as the blocks; if not, its parts do not describe the blocks' time."""
         return run_agrees(self.run_us, self.blocks, self.step_us)
 
     @property
     def no_shares_reason(self) -> str:
-        """Why the parts of the run in full are not shown."""
+        """Why the parts of the full run are not shown."""
         return self.other_trace or ("" if self.run_agrees else OTHER_TIME)
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of a step, by part."""
+        """Fractions of a step, by part."""
         return {} if self.no_shares_reason else self.run_shares
 
     @property
@@ -112,12 +112,12 @@ def plain_text(code: str) -> str:
 class Bench(Struct, frozen=True):
     """All rows of one cell, the baseline first, then in the order in which they came.
 
-    A row is compared with the baseline of its own text only; `own` are those of the text that the cell has now.
+    A row is compared with the baseline of its own text only; `own` are the rows of the cell's present text.
     """
 
     code: str
     rows: tuple[Row, ...] = ()
-    texts: tuple[str, ...] = ()  # that the cell had before edits were applied to it
+    texts: tuple[str, ...] = ()  # earlier texts of the cell, before edits were applied
     observation: Observation | None = None  # of the last run of the baseline
 
     @property
@@ -125,7 +125,7 @@ class Bench(Struct, frozen=True):
         return tuple(row for row in self.rows if row.code in ("", self.code))
 
     def at(self, code: str) -> Bench:
-        """The bench of the cell under this text: all rows stay, and name the text on which they were measured."""
+        """The bench of the cell under this text: all rows stay, each with the text it was measured on."""
         code = plain_text(code)
         if code == self.code:
             return self
@@ -133,7 +133,7 @@ class Bench(Struct, frozen=True):
         return Bench(code, rows, tuple(text for text in (*self.texts, self.code) if text != code))
 
     def joined(self, other: Bench) -> Bench:
-        """With the rows and texts that only the other bench of this cell has."""
+        """This bench plus the rows and texts that only the other bench of the cell has."""
         rows = (*self.rows, *(row for row in other.rows if self.row(row.id) is None))
         texts = dict.fromkeys((*other.texts, *self.texts))
         return replace(self, rows=rows, texts=tuple(texts), observation=self.observation or other.observation)
@@ -155,11 +155,10 @@ class Bench(Struct, frozen=True):
         return self.row(best.id) if best is not None else None
 
     def step_us(self, row: Row) -> float | None:
-        """A step of the row: of the first row in the blocks of its first comparison, of another that time by the ratio
-        of its pairs.
+        """The row's step: for the first row from the blocks of its first comparison, else that time × the pairs' ratio.
 
-        So times and speedups of a bench are one fact, which nothing that runs later moves. Where nothing was compared,
-        that of the row's own run.
+        So times and speedups of a bench always agree, and no later run changes them. A row that was not compared has
+        the step of its own full run.
         """
         by_blocks = self._block_us(row)
         return row.step_us if by_blocks is None else by_blocks
@@ -178,12 +177,12 @@ class Bench(Struct, frozen=True):
 
     @property
     def table(self) -> tuple[Row, ...]:
-        """The rows of the text that the cell has now, as every view has them."""
+        """The rows of the cell's present text, as every view shows them."""
         rows = (replace(row, code=self.code) for row in self.own)
         return tuple(row if (us := self._block_us(row)) is None else with_time(row, us) for row in rows)
 
     def edit_between(self, a: Row, b: Row) -> str:
-        """The edit from A to B: a diff where the code of both is known, then the snippets without a place in it."""
+        """The edit from A to B: a diff if the code of both is known, then the snippets that have no place in it."""
         cells = [plain_text(row.cell or ("" if row.settings else row.code or self.code)) for row in (a, b)]
         marked = list(zip("AB", (a, b), strict=True))
         loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
@@ -193,20 +192,21 @@ class Bench(Struct, frozen=True):
 
     @property
     def next_turn(self) -> int:
-        """The number of the next turn of blocks: pairs are those of one turn. Even, as that of an experiment's first:
-        of two blocks as near, the one before and the one after take turns.
+        """The number of the next turn of blocks; pairs are formed within a turn.
+
+        It is even, as the first turn of an experiment: even turns pair with the earlier of two equally near blocks.
         """
         last = max((block.turn for row in self.rows for block in row.blocks), default=-1)
         return 2 * (last // 2 + 1)
 
     def put(self, row: Row) -> Bench:
-        """With this row in the place of the one of the same id, else below all; the baseline is the first."""
+        """This row replaces the one with the same id, else it is appended; the baseline stays first."""
         if self.row(row.id) is not None:
             return replace(self, rows=tuple(row if other.id == row.id else other for other in self.rows))
         return replace(self, rows=(*self.rows, row) if row.settings else (row, *self.rows))
 
     def so_far(self, rows: Sequence[Row], blocks: Sequence[Block], turn: int) -> Bench:
-        """While an experiment goes on: with its rows, in the order of its arms, and what its blocks say until now."""
+        """The bench while an experiment runs: its rows, in the order of its arms, with the blocks so far."""
         baseline = self.baseline
         if baseline is None:
             return self
@@ -219,16 +219,17 @@ class Bench(Struct, frozen=True):
         return bench
 
     def remove(self, row_id: str) -> Bench:
-        """Without this row; the first stays as long as there are others, which are measured against it."""
+        """The bench without this row; the first row stays as long as others are measured against it."""
         row = self.row(row_id)
         if row is None or (not row.settings and len(self.at(row.code or self.code).own) > 1):
             return self
         return replace(self, rows=tuple(other for other in self.rows if other.id != row_id))
 
     def with_attempt(self, rung: Attempt, row_id: str, origin: str) -> Bench:
-        """With a try of a climb as a row: it and what was kept before, against the first row by way of what was kept.
+        """The bench with an attempt of a climb as a row, together with the settings kept before.
 
-        A row that was measured against the first itself stays as it is.
+        Its speed against the first row is the product with the speed of the kept settings. A row that was measured
+        against the first row directly stays as it is.
         """
         comparison = rung.comparison
         settings = comparison.b.settings if comparison is not None else dict(rung.settings)
@@ -245,7 +246,7 @@ class Bench(Struct, frozen=True):
         return self.put(replace(row_of(row, comparison, base, 0), speed=speed, blocks=()))
 
     def with_climb(self, climb: Climb) -> Bench:
-        """With the final comparison of a climb: all that it kept against the first row."""
+        """The bench with the final comparison of a climb: all kept settings against the first row."""
         whole, baseline = climb.whole, self.baseline
         row = self.of(whole.b.settings) if whole is not None else None
         if whole is None or baseline is None or row is None:
@@ -253,9 +254,9 @@ class Bench(Struct, frozen=True):
         return self.with_comparisons(whole.a, [replace(row, blocks=())], [whole], self.next_turn)
 
     def with_comparisons(self, a: Side, rows: Sequence[Row], comparisons: Sequence[Comparison], turn: int) -> Bench:
-        """With what an experiment measured of the baseline and of these rows; its turns come after `turn`.
+        """The bench with the measurements of an experiment for the baseline and these rows; its turns follow `turn`.
 
-        A row stays as it is where the experiment was stopped before it.
+        A row stays as it is if the experiment was stopped before it.
         """
         assert self.baseline is not None
         baseline = baseline_row(self.baseline, a, turn, comparisons)
@@ -270,9 +271,9 @@ class Bench(Struct, frozen=True):
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """Of those that are faster for certain the one with which the cell takes least, with what a setting takes once.
+    """Of the rows with the verdict "faster", the one whose cell takes least time, one-time cost included.
 
-    By the step where the cell's steps are not known. None where none saves as much as it takes once.
+    If the number of the cell's steps is unknown, by the step. None if no row saves as much as its one-time cost.
     """
     candidates = []
     for row in rows:
@@ -290,7 +291,7 @@ def cost_of_row(first: Row, row: Row) -> SetupCost | None:
 
 
 def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
-    """A row for what all were compared with, then one for each of them, with the times of the comparison."""
+    """A row for the common baseline of the comparisons, then one for each of them, with the times of the comparison."""
     a = comparisons[0].a
     label = Row("", a.settings).label
     first = Row("0", name=_name(a, BASELINE), origin="" if label in (BASELINE, a.label) else label)
@@ -307,7 +308,7 @@ def _name(side: Side, label: str) -> str:
 
 
 def _with_times(row: Row, comparison: Comparison, side: Side) -> Row:
-    """A sample's as well, which may be of blocks whose last batch was a small one."""
+    """The row with the step time and the samples per step of the side, both from the same blocks."""
     if not side.us_per_step:
         return row
     samples = side.us_per_step / side.us_per_sample if side.us_per_sample else None
@@ -322,7 +323,7 @@ def with_time(row: Row, block_us: float) -> Row:
 
 
 def pair_speeds(baseline: Row, row: Row) -> tuple[float, ...]:
-    """How many times as fast the row was in each pair of blocks; none where the runs came one by one."""
+    """How many times as fast the row was in each pair of blocks; empty if there are no pairs."""
     if row.speed is None or not row.speed.pairs:
         return ()
     a, b = (Side("", {}, None, one.blocks) for one in (baseline, row))
@@ -337,7 +338,7 @@ def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed
 
 
 def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
-    """While a row is measured: with a verdict once more pairs would not change it."""
+    """The speed while a row is measured; it has a verdict once more pairs would not change it."""
     speed = speed_by_blocks(baseline, blocks)
     if speed is None:
         return None
@@ -350,7 +351,7 @@ def _sides(baseline: Sequence[Block], blocks: Sequence[Block]) -> tuple[Side, Si
 
 
 def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
-    """The row with the blocks of that arm added; its samples per step by them where no full run has shown them."""
+    """The row with the blocks of that arm added; the blocks give its samples per step if no full run has."""
     own = [replace(block, turn=block.turn + turn, arm=0) for block in blocks if block.arm == arm]
     samples = [block.sample_count / block.step_count for block in own if block.sample_count and block.step_count]
     per_step = row.samples_per_step or (float(np.median(samples)) if samples else None)
@@ -358,7 +359,7 @@ def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
 
 
 def with_run(row: Row, side: Side) -> Row:
-    """The row with the figures of its run in full."""
+    """The row with the figures of its full run."""
     figures = side.facts
     if figures is None or not len(figures.run.steps):
         return row
@@ -381,7 +382,7 @@ def with_run(row: Row, side: Side) -> Row:
 
 
 def baseline_row(row: Row, side: Side, turn: int, comparisons: Sequence[Comparison]) -> Row:
-    """The first row with what an experiment measured of the baseline; its turns come after `turn`."""
+    """The first row with the baseline's measurements in an experiment; its turns follow `turn`."""
     row = with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
     paired = [c for c in comparisons if c.evidence == "interleaved" and c.pairs]
     if paired and row.block_pairs < FEWEST_PAIRS:
@@ -392,13 +393,13 @@ def baseline_row(row: Row, side: Side, turn: int, comparisons: Sequence[Comparis
 
 
 def _other_trace(comparison: Comparison) -> str:
-    """How the runs with a trace differ otherwise than the blocks, where each took the time of its own blocks."""
+    """How the traced runs disagree with the blocks, if each took as long as its own blocks."""
     own = all(run_agrees(run_us(side.facts), side.blocks) for side in (comparison.a, comparison.b))
     return comparison.no_parts_reason if own else ""
 
 
 def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
-    """The row with what a comparison of it measured, on top of the blocks that it had before."""
+    """The row with the measurements of a comparison, added to the blocks that it had before."""
     side, loss = comparison.b, comparison.loss
     blocks = (*row.blocks, *_stored(side.blocks, turn))
     speed = comparison.speed
@@ -440,7 +441,7 @@ def memory_peak_bytes(figures: Facts | None) -> int | None:
 
 
 def peak_bytes(figures: Facts | None, field: str) -> int | None:
-    """None where an earlier run of the process hides the exact peak: a reading below it is no peak to compare."""
+    """None if an earlier run of the process hides the exact peak: a lower bound cannot be compared."""
     if figures is None or (field != "peak_rss_bytes" and any(m.key == "memory" for m in figures.run.missing)):
         return None
     value: int | None = getattr(figures.run.memory, field)
@@ -463,15 +464,15 @@ def _thinned(losses: Sequence[float]) -> tuple[float | None, ...]:
 
 
 class Sum(Struct, frozen=True):
-    """Whether the gains of settings add up: the product of their ratios against the ratio of all together."""
+    """Whether the gains of settings add up: compares the product of their ratios with the ratio of all together."""
 
     expected: float
     measured: float
-    verdict: str  # "less", "more", "as much" or "undecided": the gain together against that of each by itself
+    verdict: str  # "less", "more", "as much" or "undecided": the joint gain against the product of the single ones
 
 
 def add_up(experiment: Experiment) -> Sum | None:
-    """Of an experiment whose last arm has all settings of the others together; None where a pair is missing."""
+    """For an experiment whose last arm has all settings of the other arms together; None if a pair is missing."""
     *single, together = experiment.comparisons
     if len(single) < 2 or any(c.ratio is None or c.evidence != "interleaved" for c in experiment.comparisons):
         return None
@@ -482,9 +483,9 @@ def add_up(experiment: Experiment) -> Sum | None:
 
 
 def between(a: Row, b: Row) -> Speed | None:
-    """B against A where each was measured against the first row only: the one ratio over the other.
+    """B against A, each measured against the first row only: the quotient of their ratios.
 
-    None where these first rows are of two texts of the cell.
+    None if the two first rows belong to different texts of the cell.
     """
     if a.code != b.code:
         return None

@@ -53,16 +53,16 @@ class Cell(Struct, frozen=True):
 
 
 def shell() -> Any:
-    """IPython's, where this is a notebook or its terminal; else None."""
+    """IPython's shell in a notebook or its terminal; else None."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Nothing that is printed or displayed inside is shown.
+    """Hides everything that is printed or displayed inside.
 
-    Enter it outside of `users_code`: an interrupt in the middle of it would leave the notebook silent for good.
+    Enter it outside `users_code`: an interrupt while it is entered or left would silence the notebook for good.
     """
     if shell() is None:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -77,7 +77,7 @@ def silence() -> Iterator[None]:
 def parsed(shell: Any, text: str) -> Cell:
     """Transform and parse a cell as IPython does, so that tracebacks and `inspect.getsource` find its lines.
 
-    Raises SyntaxError as the cell alone would, and UsageError where it awaits at its top level.
+    Raises SyntaxError as the cell alone would, and UsageError if it awaits at its top level.
     """
     source = shell.transform_cell(text)
     name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=text.removesuffix("\n"))
@@ -142,9 +142,9 @@ def _code(shell: Any, tree: ast.Module | ast.Interactive | ast.Expression, name:
 def show_as_bare(shell: Any, error: BaseException) -> None:
     """Let IPython show an exception that is about to leave the magic as if the cell had run without it.
 
-    `error.__traceback__` holds the user's frames only. The frames of IPython and the magic come on top while it
-    travels up; IPython's hook for custom exceptions takes them out again where it arrives, and is put back there, at
-    the latest when the cell has ended.
+    `error.__traceback__` holds the user's frames only. On its way up the error collects frames of IPython and of the
+    magic. A hook for custom exceptions removes them when IPython shows the error. The hook is then removed, at the
+    latest when the cell has ended.
     """
     frames = error.__traceback__
     custom_exceptions, custom_show = shell.custom_exceptions, shell.CustomTB
@@ -175,18 +175,18 @@ def show_as_bare(shell: Any, error: BaseException) -> None:
     shell.events.register("post_execute", undo)
 
 
-PATIENCE_S = 3.0  # who interrupts again after this long is not to be kept waiting
+PATIENCE_S = 3.0  # a second interrupt after this time is raised at once
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ends a cell after its result was shown. A notebook shows one line of it: the traceback would name our code."""
+    """Ends a cell after its result was shown. A notebook shows one line: a traceback would name gpulab's code."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class Interrupt(Struct):
-    """Whether an interrupt came: `error` is what it raised, or would have raised in the user's code."""
+    """Whether an interrupt came. `error`: the exception that it raised, or would have raised in the user's code."""
 
     error: BaseException | None = None
 
@@ -208,7 +208,7 @@ _now = _Now()
 
 @contextmanager
 def on_interrupt(stop: Callable[[], None]) -> Iterator[Interrupt]:
-    """Inside, an interrupt calls `stop`; within `users_code` it is then handled as before. In the main thread only."""
+    """Inside, an interrupt calls `stop`; within `users_code` the previous handler then runs. Main thread only."""
     interrupt, own = Interrupt(), os.getpid()
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -242,7 +242,7 @@ def on_interrupt(stop: Callable[[], None]) -> Iterator[Interrupt]:
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """The user's code runs inside: an interrupt may be raised."""
+    """Encloses the user's code: inside, an interrupt may be raised."""
     ours = threading.current_thread() is threading.main_thread()
     try:
         if ours:

@@ -1,4 +1,4 @@
-"""The climb: measure, diagnose, try the best cure by blocks in turn, keep what is faster for certain, repeat."""
+"""The climb: measure, diagnose, try the best cure in interleaved blocks, keep it if the verdict is "faster", repeat."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
-BLOCKS_S = 30.0  # for the blocks of one try
-LONGER = 2  # times as long for the second time, where the first blocks lie too far apart
-LEAST_S = 5.0  # of the budget: with less no further try begins
-WHOLE_SHARE = 0.15  # of the budget, reserved for the comparison as a whole: at most `BLOCKS_S`
-SCREENING_SHARE, SCREENING_S = 0.3, 60.0  # of the rest, and at most, for short blocks of every other knob
-FULL_RUN_SHARE = 0.3  # of the rest, for one run in full
+BLOCKS_S = 30.0  # for the blocks of one attempt
+LONGER = 2  # factor for the second measurement, if the first blocks scatter too much
+LEAST_S = 5.0  # with less of the budget left no further attempt begins
+WHOLE_SHARE = 0.15  # of the budget, reserved for the final comparison; at most `BLOCKS_S`
+SCREENING_SHARE, SCREENING_S = 0.3, 60.0  # of the remaining budget, and at most, to screen every other knob
+FULL_RUN_SHARE = 0.3  # of the remaining budget, for one full run
 
 MakeRunner = Callable[[Code, Plan, Listener, Sequence[tuple[Arm, FullRun]]], Runner]
 
 
 class Climber:
-    """Climbs. `run` gives the record; `stop`, from any thread, ends it at the next step boundary with what there is.
+    """Runs a climb. `run` returns the record; `stop`, from any thread, ends it at the next step boundary.
 
-    The user's state is put back before each run and at the end, as by `Runner`. `on_attempt` is called with the record
-    so far after each attempt. `tell` and `tick` are as those of `Runner`. `error`: what ended it early, an interrupt or
-    an exception of the baseline.
+    The user's state is restored before each run and at the end, as by `Runner`. `on_attempt` is called with the record
+    so far after each attempt. `tell` and `tick` are as in `Runner`. `error`: an interrupt, or an exception of the
+    baseline, that ended the climb early.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Climber:
         self._stop_requested = False
         self._current: Runner | None = None
         self._began_s = 0.0
-        self._base = Arm()  # all that proved faster
-        self._top: Facts | None = None  # of the cell with that
+        self._base = Arm()  # all settings that proved faster
+        self._top: Facts | None = None  # of the cell with these settings
         self._trials: list[Trial] = []
         self._attempts: list[Attempt] = []
         self._skips: dict[str, Skip] = {}  # by label
@@ -97,13 +97,13 @@ class Climber:
         self._promising: list[Candidate] = []  # what the last screening showed
 
     def stop(self) -> None:
-        """End at the next step boundary, with what there is."""
+        """End at the next step boundary; the record holds what was measured until then."""
         self._stop_requested = True
         if self._current is not None:
             self._current.stop()
 
     def run(self) -> Climb:
-        """All of it. Raises UsageError before anything runs: another thread measures, or the plan cannot work."""
+        """Climb. Raises UsageError before anything runs if another thread measures or the plan cannot work."""
         self._began_s = self._clock()
         with threads.measuring(), on_interrupt(self.stop) as interrupt:
             whole: Comparison | None = None
@@ -121,10 +121,10 @@ class Climber:
     # -- the course ----------------------------------------------------------------------------------------------
 
     def _measure(self) -> Ending | None:
-        """The baseline; why there is nothing to climb, if so."""
+        """Measure the baseline. Returns why the climb ends here, or None."""
         budget_s = self._bounds.budget_s
         plan = Plan(arms=(), interleaved=False, budget_s=budget_s, full_run_s=FULL_RUN_SHARE * budget_s)
-        side = self._conduct(plan).sides[0]  # what the cell imports and prepares may take longer than its steps
+        side = self._conduct(plan).sides[0]  # imports and preparation of the cell may take longer than its steps
         if self.error is None:
             self._side, self._top = side, side.facts
         if self._over() or side.facts is None:
@@ -177,7 +177,7 @@ class Climber:
         return able
 
     def _screened(self, state: ClimbState, predict: Predict) -> list[Candidate]:
-        """Where no finding proposes anything: what short blocks of every other knob show, the fastest first."""
+        """If no finding proposes anything: screen every other knob with short blocks, the fastest first."""
         earlier = [trial.settings for trial in self._trials]
         waiting = [candidate for candidate in self._promising if candidate.settings not in earlier]
         rest_s = self._blocks_rest_s()
@@ -185,7 +185,7 @@ class Climber:
             return waiting
         self._screenings.append(self._base)
         able = self._noting_skips(others(state, predict))
-        slow = [candidate for candidate in able if candidate.slow_to_prepare]  # each is tried by itself, after them
+        slow = [candidate for candidate in able if candidate.slow_to_prepare]  # tried one by one, after the others
         able = [candidate for candidate in able if candidate not in slow]
         self._promising = slow
         if able:
@@ -198,7 +198,7 @@ class Climber:
         return self._promising
 
     def _try(self, candidate: Candidate) -> None:
-        """One attempt: the base against it with the new settings on top."""
+        """One attempt: the base against the base with the new settings on top."""
         began_s, new, arm = self._clock(), candidate.settings, candidate.on_top_of(self._base.settings)
         attempt = Attempt(
             len(self._attempts) + 1,
@@ -222,15 +222,15 @@ class Climber:
             self._base, self._top = arm, comparison.b.facts
 
     def _compared(self, attempt: Attempt, arm: Arm, new: Mapping[str, Plain]) -> Attempt:
-        """The attempt with its comparison and what became of it. Raises UsageError for what certainly cannot be set.
+        """The attempt with its comparison and outcome. Raises UsageError for a setting that certainly cannot be set.
 
-        One run in full comes first: what it spoils (an error, a broken loss, no effect) needs no blocks.
+        A full run comes first: if it shows an error, a broken loss or no effect, no blocks are needed.
         """
         full_s = FULL_RUN_SHARE * max(LEAST_S, self._rest_s())
         result = self._only(Plan(arms=(arm,), base=self._base, interleaved=False, budget_s=full_s))
         if result is None or self._over():
             return replace(attempt, comparison=result)
-        # the full run that was just made of an arm, so that it is not made again
+        # keep the full run just made of this arm, so that it is not repeated
         last = self.full_runs[-1] if self.full_runs else None
         if last is not None and dict(last.run.settings.knobs) == arm.texts and last.error is None:
             self._done[arm.label] = (arm, last)
@@ -250,9 +250,9 @@ class Climber:
         return replace(attempt, comparison=result, outcome=judgement.outcome, words=judgement.words, loss=loss)
 
     def _in_turn(self, arm: Arm) -> Comparison | None:
-        """In blocks; where they lie too far apart to tell a gain that there may be, anew in more of them.
+        """The comparison in blocks; repeated with more blocks if they scatter too much to exclude a gain.
 
-        Only the second time counts then: blocks that went on until they find something would find it by chance.
+        Then only the second measurement counts: blocks that run until they show a gain would show one by chance.
         """
         result: Comparison | None = None
         for blocks_s in (BLOCKS_S, LONGER * BLOCKS_S):
@@ -272,7 +272,7 @@ class Climber:
         return self._stop_requested or self.error is not None
 
     def _as_a_whole(self) -> Comparison | None:
-        """The baseline against the base, in blocks of its own: those that chose it flatter it."""
+        """The baseline against the base, in new blocks: the blocks by which the base was chosen flatter it."""
         if not any(attempt.kept for attempt in self._attempts) or self._over() or self._rest_s() <= 0:
             return None
         whole = self._only(Plan(arms=(self._base,), budget_s=min(BLOCKS_S, self._rest_s())))
@@ -280,15 +280,15 @@ class Climber:
             return None
         return replace(whole, loss=self._loss_verdict(whole, self._base.settings))
 
-    # -- its pieces ----------------------------------------------------------------------------------------------
+    # -- pieces ----------------------------------------------------------------------------------------------
 
     def _only(self, plan: Plan) -> Comparison | None:
-        """Of a plan with one arm; None where it was stopped before that."""
+        """The comparison of a plan with one arm; None if it was stopped before."""
         comparisons = self._conduct(plan).comparisons
         return comparisons[0] if comparisons else None
 
     def _conduct(self, plan: Plan) -> Experiment:
-        """Run a plan with the bounds of the climb. What was run in full before is not run again."""
+        """Run a plan with the bounds of the climb. Arms that had a full run do not get another."""
         bounds = self._bounds
         steps = bounds.steps if plan.interleaved else None
         plan = replace(
@@ -312,7 +312,7 @@ class Climber:
         return experiment
 
     def _loss_verdict(self, comparison: Comparison, new: Mapping[str, Plain]) -> LossComparison | None:
-        """The same as without the new settings, or within the band of the seeds around the baseline."""
+        """Whether the loss is the same as without the new settings, or within the seeds' band around the baseline."""
         loss = comparison.loss
         if loss is None or loss.verdict in ("same", "not measurable") or any(map(changes_steps, new)):
             return loss
@@ -325,23 +325,23 @@ class Climber:
         return compare_losses(replace(self._side, seed_losses=seeds), comparison.b)
 
     def _seed_losses(self) -> tuple[tuple[float, ...], ...]:
-        """Of the baseline under other seeds, run once, when first needed."""
+        """Losses of the baseline under other seeds; run once, when first needed."""
         if self._seeds is None:
             plan = Plan(arms=(), seeds=self._bounds.seeds, interleaved=False, budget_s=max(LEAST_S, self._rest_s()))
             self._seeds = self._conduct(plan).sides[0].seed_losses if plan.seeds else ()
         return self._seeds
 
     def _timed(self, progress: Progress) -> Progress:
-        """As part of the climb."""
+        """The progress of a plan as progress of the climb."""
         elapsed_s = self._clock() - self._began_s
         return replace(progress, elapsed_s=elapsed_s, about_s=None, most_s=self._bounds.budget_s, note="")
 
     def _rest_s(self) -> float:
-        """Of the budget."""
+        """The rest of the budget."""
         return self._bounds.budget_s - (self._clock() - self._began_s)
 
     def _blocks_rest_s(self) -> float:
-        """The same but for the comparison as a whole."""
+        """The rest of the budget without the share reserved for the final comparison."""
         return self._rest_s() - min(BLOCKS_S, WHOLE_SHARE * self._bounds.budget_s)
 
     def _record(self, ended: Ending, whole: Comparison | None = None) -> Climb:

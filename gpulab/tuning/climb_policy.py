@@ -1,7 +1,7 @@
-"""Which setting a climb tries next, and whether it is kept. Pure.
+"""Which setting a climb tries next, and whether it is kept. All functions are pure.
 
-It tries what the diagnosis names, then other knobs against the same cause. It keeps what is faster for certain where
-the training stays the same.
+A climb tries the cures that the diagnosis names, then other knobs against the same cause. It keeps a setting if the
+verdict is "faster" and the training stays the same.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
 WITHOUT = "left out as asked (--without)"
-NUMBERS_SCREENED = 2  # values of a knob that is a number: the likeliest is now and then one too many
-CLEARLY = 1.1  # times the time of a step: so much slower in one pair of short blocks is slower
-_AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured
+NUMBERS_SCREENED = 2  # values of a numeric knob: the likeliest one is sometimes too large
+CLEARLY = 1.1  # ratio of step times that counts as slower after a single pair of short blocks
+_AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # may change once another cause is cured
 
 Predict = Callable[[Mapping[str, str]], Prediction]
 
 
 class Trial(Struct, frozen=True):
-    """An earlier attempt: what was set on top of which settings, what came of it, and the ratio of times."""
+    """An earlier attempt: the settings, the base below them, the outcome, and the ratio of times."""
 
     settings: Mapping[str, Plain]
     base: Mapping[str, Plain]
@@ -52,7 +52,7 @@ class ClimbState(Struct, frozen=True):
 
     facts: Facts
     observation: Observation
-    base: Mapping[str, Plain]  # that earlier attempts proved faster
+    base: Mapping[str, Plain]  # settings that proved faster in earlier attempts
     trials: Sequence[Trial] = ()
     cores: float = 1.0  # that this process may use
     without: frozenset[str] = frozenset()
@@ -60,21 +60,21 @@ class ClimbState(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """A setting worth a try. `gain_us`: of a step, predicted, else the most that its finding could give back."""
+    """A setting worth a try. `gain_us`: predicted gain per step, else the most that its finding could save."""
 
     settings: Mapping[str, Plain]
     finding: Finding | None  # None: no finding proposes it, earlier blocks of it looked faster
     prediction: Prediction | None
     gain_us: float
-    back: tuple[str, ...] = ()  # knobs of the base that it sets back to the baseline
+    back: tuple[str, ...] = ()  # knobs of the base that are reset to the baseline
 
     @property
     def slow_to_prepare(self) -> bool:
-        """Whether a short block of it would show nothing but its preparation."""
+        """Whether a short block would show nothing but preparation, such as compiling."""
         return any(name in KNOBS and KNOBS[name].slow_to_prepare for name in self.settings)
 
     def on_top_of(self, base: Mapping[str, Plain]) -> Arm:
-        """All settings of the try; those of the base first, in the order of the climb."""
+        """All settings of the attempt; the settings of the base first, in the order of the climb."""
         old = {name: value for name, value in base.items() if name not in self.settings}
         return Arm({**old, **{name: value for name, value in self.settings.items() if name not in self.back}})
 
@@ -85,9 +85,9 @@ Proposal = Candidate | Skip | None
 def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Skip]]:
     """The candidates, the most promising first, and what to skip, with the reason.
 
-    First what the findings themselves propose, by the time that it would give back; where nothing of that is left,
-    other knobs against the same causes; then findings that wait for another, against which nothing is left. `predict`
-    predicts a setting on top of the facts of the state.
+    First the settings that the findings themselves propose, by the time they would save; if none is left, other knobs
+    against the same causes; then the findings that wait for another finding to be cured. `predict` predicts a setting
+    on top of the facts of the state.
     """
     keys = {finding.key for finding in diagnosis.findings}
     first = [finding for finding in diagnosis.findings if not keys & set(finding.only_after)]
@@ -102,9 +102,9 @@ def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tup
 
 
 def others(state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Skip]]:
-    """Every other knob that can act on the cell and leaves the training as it is, with its next value, of numbers two.
+    """Every other knob that can act on the cell without changing the training, with its next value (two for numbers).
 
-    What a prediction says orders them and excludes nothing: a few short blocks of each are cheap.
+    Predictions order the knobs and exclude none: a few short blocks of each are cheap.
     """
     proposals: list[Proposal] = []
     for knob in KNOBS.values():
@@ -141,7 +141,7 @@ def _proposal(
     *,
     is_own: bool = False,
 ) -> Proposal:
-    """A candidate, or why to skip it; None for what is set already or was tried. `is_own`: the finding proposes it."""
+    """A candidate, or why to skip it; None if it is set already or was tried. `is_own`: the finding proposes it."""
     new = {name: value for name, value in settings.items() if not _is_set(name, value, state)}
     if not new or not _worth_another_try(new, state, is_own=is_own):
         return None
@@ -160,7 +160,7 @@ def _proposal(
 
 
 def _ranked(proposals: Iterable[Proposal]) -> tuple[list[Candidate], list[Skip]]:
-    """The candidates, the most promising first, and what to skip: each once."""
+    """The candidates, the most promising first, and the skips, each once."""
     candidates, skips = dict[str, Candidate](), dict[str, Skip]()
     for proposal in proposals:
         if isinstance(proposal, Candidate):
@@ -171,8 +171,10 @@ def _ranked(proposals: Iterable[Proposal]) -> tuple[list[Candidate], list[Skip]]
 
 
 def promising(screening: Experiment, arms: Sequence[Candidate]) -> tuple[list[Candidate], list[Skip]]:
-    """After a screening: the settings that looked faster, the fastest first, then those with too few pairs of blocks to
-    tell, for the time was over: nothing speaks against them. And what the others showed."""
+    """After a screening: the settings that looked faster, the fastest first, then settings with too few pairs to judge.
+
+    The second value: all other settings, each with its result as the reason to skip it.
+    """
     faster: list[tuple[float, Candidate]] = []
     unmeasured: list[Candidate] = []
     skips: list[Skip] = []
@@ -195,9 +197,9 @@ def promising(screening: Experiment, arms: Sequence[Candidate]) -> tuple[list[Ca
 
 
 def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:
-    """Candidates that set back an option of the DataLoader which a later one may have made needless.
+    """Candidates that reset a DataLoader option which a later option may have made needless.
 
-    A cache, for one, makes workers a burden: each batch then only travels between processes.
+    A cache, for example, makes workers a burden: they only send each batch to another process.
     """
     loading = [name for name in state.base if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
     ways, finding = [], diagnosis.first
@@ -214,10 +216,10 @@ def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list
 
 
 def together(state: ClimbState, predict: Predict) -> list[Candidate]:
-    """One candidate of all settings that seemed faster without certainty: together, small gains may be measurable."""
+    """One candidate of all settings that seemed faster but were undecided: small gains may be measurable together."""
     hopeful: dict[str, Plain] = {}
     unsure = [(t.ratio, t.settings) for t in state.trials if t.outcome == "unsure" and t.ratio is not None]
-    for ratio, settings in sorted(unsure, key=lambda pair: -pair[0]):  # of two values of a knob the faster one
+    for ratio, settings in sorted(unsure, key=lambda pair: -pair[0]):  # of two values of one knob the faster wins
         free = not set(settings) & {*state.base, *state.without}
         if ratio < 1 - LEAST_EFFECT and free and not _refusal({**hopeful, **settings}, state):
             hopeful |= settings
@@ -242,7 +244,7 @@ def step_times(facts: Facts, cores: float) -> StepTimes:
 
 
 def _now(name: str, state: ClimbState) -> Plain | None:
-    """The present value: that of the base, else of the baseline."""
+    """The present value: from the base, else from the baseline."""
     if name in state.base:
         return state.base[name]
     return KNOBS[name].value_in(state.observation) if name in KNOBS else None
@@ -258,7 +260,7 @@ def _is_repeat(settings: Mapping[str, Plain], state: ClimbState) -> bool:
 
 
 def _worth_another_try(new: Mapping[str, Plain], state: ClimbState, *, is_own: bool) -> bool:
-    """True for a new setting; also where a finding proposes one again on another base after it brought nothing."""
+    """True for a new setting; also for one that brought nothing, if a finding proposes it again on another base."""
     before = [trial for trial in state.trials if trial.settings == new]
     again = is_own and not _is_repeat(new, state) and all(trial.outcome in _AGAIN for trial in before)
     return not before or again
@@ -285,7 +287,7 @@ def _refusal(new: Mapping[str, Plain], state: ClimbState) -> str:
 
 
 def _next_values(knob: Knob, state: ClimbState) -> Iterator[Value]:
-    """Values not tried yet, in order. Numbers stop below the first one that brought nothing."""
+    """Values not tried yet, in order. Numbers stop below the first value that brought nothing."""
     now = _now(knob.name, state)
     trials = [(t.settings[knob.name], t.outcome) for t in state.trials if knob.name in t.settings]
     lost = [old for old, outcome in trials if outcome != "kept" and _is_number(old)]
@@ -300,19 +302,19 @@ def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-WORTH_HAVING = 0.1  # of the time: a gain that may be so large is measured a second time
+WORTH_HAVING = 0.1  # of the time: a possible gain this large is measured a second time
 KEEPING = ("same", "within the band")
 
 
 class Judgement(Struct, frozen=True):
-    """The outcome of a try, and why: a sentence without a full stop."""
+    """The outcome of an attempt, and why: a sentence without a full stop."""
 
     outcome: Outcome
     words: str
 
 
 def early_judgement(comparison: Comparison, names: Collection[str]) -> Judgement | None:
-    """The outcome that a single full run settles; None: blocks are needed. `names` are the knobs that it set."""
+    """The outcome if a single full run settles it; None: blocks are needed. `names`: the knobs that were set."""
     if comparison.b.failure:
         return Judgement("failed", comparison.b.failure)
     broken = broken_loss(comparison.a.losses, comparison.b.losses)
@@ -331,9 +333,9 @@ def judge(
     allow: Collection[str],
     memory_full: float = DEFAULT.memory_full,
 ) -> Judgement:
-    """The verdict on one try. `names` are the knobs it set, `allow` those that may change the training.
+    """The verdict on one attempt. `names`: the knobs that it set; `allow`: knobs that may change the training.
 
-    From `memory_full` on, a fraction of the device's memory, a faster setting is not kept.
+    A faster setting is not kept if it needs at least `memory_full`, a fraction of the device's memory.
     """
     early = early_judgement(comparison, names)
     if early is not None:
@@ -360,14 +362,14 @@ def judge(
 
 
 def unsure(comparison: Comparison) -> bool:
-    """Undecided, and the measurements lie too far apart to exclude a gain worth having."""
+    """Whether it is undecided and the measurements scatter too much to exclude a gain worth having."""
     if comparison.verdict != "undecided":
         return False
     return comparison.interval is None or comparison.pairs < TOO_FEW or comparison.interval[0] < 1 - WORTH_HAVING
 
 
 def broken_loss(a: Sequence[float], b: Sequence[float]) -> str:
-    """From which step on B's loss is not a number, or infinite, where A's is finite; empty where it is not.
+    """The step from which B's loss is NaN or infinite while A's loss is finite, in words; empty if there is none.
 
     The last step of a run may have been cut off before its loss.
     """
@@ -404,7 +406,7 @@ def _memory_share(side: Side) -> float:
 
 
 def _without_loss(names: Collection[str], allow: Collection[str]) -> Judgement:
-    """The outcome where losses cannot be compared: only what cannot change the training is kept."""
+    """The outcome if losses cannot be compared: only a setting that cannot change the training is kept."""
     changing = [name for name in names if name not in KNOBS or not KNOBS[name].same_training]
     if not changing:
         return Judgement("kept", "faster; the loss could not be compared, and this changes only how data arrives")

@@ -30,7 +30,7 @@ Ending = Literal["nothing left", "budget", "rungs", "stopped", "error"]
 
 
 class Bounds(Struct, frozen=True):
-    """What a climb may do. `without` are knobs to leave alone, `allow` those that may change the training."""
+    """What a climb may do. `without`: knobs to leave alone; `allow`: knobs that may change the training."""
 
     budget_s: float = CLIMB_BUDGET_S  # for the whole climb
     rungs: int | None = None  # settings to try; None: as many as the time allows
@@ -52,12 +52,12 @@ class Skip(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt: the settings on top of all that was kept before, the reason, and the outcome.
+    """One attempt: the settings on top of all kept ones, the reason, and the outcome.
 
-    `back` are knobs that were kept and are tried at the baseline again; `settings` then has their values there.
-    `comparison` is the interleaved one of all kept settings (A) with the new ones on top (B); None where it was stopped
-    before. `loss` is the verdict that decided: against the baseline with its band, where seeds were run.
-    `words` say why it was kept or not: a sentence without a full stop.
+    `back` are kept knobs that are tried at their baseline value again; `settings` then has these baseline values.
+    `comparison` compares, interleaved, all kept settings (A) with the new ones on top (B); None if it was stopped
+    before. `loss` is the loss verdict that decided; if seeds were run, it is against the baseline with its band.
+    `words` say why the attempt was kept or not: a sentence without a full stop.
     """
 
     number: int
@@ -82,10 +82,10 @@ class Attempt(Struct, frozen=True):
 
 
 class Climb(Struct, frozen=True):
-    """The whole climb.
+    """The record of a whole climb.
 
-    `baseline` is None where that did not run. `whole` compares it with all settings that were kept, in blocks in turn;
-    None where none was or the climb ended before. `diagnosis` is that of the cell at the end.
+    `baseline` is None if it did not run. `whole` compares it with all kept settings in interleaved blocks; None if no
+    setting was kept or the climb ended before. `diagnosis` is of the cell at the end.
     """
 
     baseline: Side | None
@@ -99,7 +99,7 @@ class Climb(Struct, frozen=True):
 
     @property
     def kept(self) -> dict[str, str]:
-        """All settings that were kept, in the order of the climb; a later value of a knob in place of an earlier."""
+        """All kept settings, in the order of the climb; a later value of a knob replaces an earlier one."""
         settings: dict[str, str] = {}
         for rung in self.rungs:
             if rung.kept:
@@ -111,6 +111,6 @@ class Climb(Struct, frozen=True):
 
     @property
     def top(self) -> Side | None:
-        """The cell with all that was kept: the last kept attempt's, else the baseline."""
+        """The cell with all kept settings: side B of the last kept attempt, else the baseline."""
         tops = [rung.comparison.b for rung in self.rungs if rung.kept and rung.comparison is not None]
         return tops[-1] if tops else self.baseline

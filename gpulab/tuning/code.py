@@ -20,19 +20,19 @@ runs_users_code(__file__)
 
 
 class Code(Struct, frozen=True):
-    """The code of the user that is run again and again, unmodified: a tree that `execute` runs, or a function.
+    """The user's code, which is run again and again, unmodified: a tree that `execute` runs, or a function.
 
-    A cell runs in `namespace`. A function has no arguments; its variables are those of the module or notebook where it
-    was written, and its state is reached through it.
+    A cell runs in `namespace`. A function has no arguments; its variables are the globals of the module or notebook
+    that defines it, and its state is reached through the function object.
     """
 
-    text: str  # empty where Python cannot find it
+    text: str  # empty if Python cannot find it
     source: Literal["cell", "statement", "block", "script"]
     namespace: dict[str, Any]
     execute: Callable[[ast.Module, MutableMapping[str, Any]], object]
     tree: ast.Module
     function: Callable[[], object] | None = None
-    own_names: MutableMapping[str, Any] | None = None  # through which its lines use the namespace; None: as it is
+    own_names: MutableMapping[str, Any] | None = None  # its own lines use the namespace through it; None: directly
 
     @classmethod
     def of_function(cls, function: Callable[[], object]) -> Code:
@@ -45,7 +45,7 @@ class Code(Struct, frozen=True):
 
     @classmethod
     def of_text(cls, text: str, namespace: dict[str, Any]) -> Code:
-        """Without IPython, and so without its syntax. Raises UsageError where it does not parse."""
+        """Code without IPython, and so without its syntax. Raises UsageError if it does not parse."""
 
         def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:
             exec(compile(tree, CELL_WITHOUT_IPYTHON, "exec"), namespace, names)
@@ -64,7 +64,7 @@ class Code(Struct, frozen=True):
         source: Literal["cell", "statement"] = "cell",
         local_ns: dict[str, Any] | None = None,
     ) -> Code:
-        """As IPython runs it, in the user's namespace."""
+        """Code that runs as IPython runs it, in the user's namespace."""
 
         def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> object:
             return replace(cell, tree=tree).run(shell, names)
@@ -73,30 +73,30 @@ class Code(Struct, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """Those of the namespace that its own lines use: of a function none, what it reads is reached through it."""
+        """Names of the namespace that its own lines use; none for a function, whose reads are reached through it."""
         return names_in(self.tree)
 
     @property
     def roots(self) -> tuple[object, ...]:
-        """Objects besides, from which its state is reached."""
+        """Further objects from which its state is reached."""
         return () if self.function is None else (self.function,)
 
     @property
     def variables(self) -> Variables:
-        """Those that can be set."""
+        """The variables that can be set."""
         if self.function is None:
             return Variables.of(self.tree, self.namespace)
         function = inspect.unwrap(self.function)
         return Variables.of_function(function) if isinstance(function, FunctionType) else Variables({}, frozenset(), {})
 
     def run(self) -> object:
-        """Run it once, as the user would; its exceptions pass. The value of its last expression, where there is one."""
+        """Run it once, as the user would; its exceptions pass. Returns the value of its last expression, if any."""
         return self.execute(self.tree, self.namespace if self.own_names is None else self.own_names)
 
     def replacing(self, variables: Mapping[str, Plain]) -> Code:
-        """The same code with these of the literals replaced that it assigns at its top."""
+        """The same code with new values for literals that it assigns at its top level."""
         return replace(self, tree=replace_literals(self.tree, variables)) if variables else self
 
     def through(self, names: MutableMapping[str, Any]) -> Code:
-        """The same code, whose own lines use its namespace through this."""
+        """The same code, whose own lines use its namespace through `names`."""
         return replace(self, own_names=names)

@@ -1,4 +1,4 @@
-"""One run of the user's code with settings applied: in full with its trace, as a short block, or inside a capture."""
+"""One run of the user's code with settings applied: a full run with its trace, a short block, or part of a capture."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from gpulab.tuning.record import Block
 from gpulab.tuning.resolve import NO_SETTINGS, Objects, ResolvedArm, observation_of, remember, resolve
 
 FULL_RUN_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
-PREPARATION_LIMIT_S = 120.0  # as long as no step is complete
+PREPARATION_LIMIT_S = 120.0  # for the first step to complete
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
 class Execution:
-    """An arm that can run again and again: the code with its variables in the text, and the knobs to set around it.
+    """An arm that can run again and again: the code with the arm's literals replaced, and the knobs to set around it.
 
-    `within` is entered around each run of the code. After a run `effects` are what its settings did and `observed` what
-    it used, where PyTorch was imported.
+    `within` is entered around each run of the code. After a run `effects` holds what its settings did, and `observed`
+    what the code used, if PyTorch was imported.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Execution:
         arm: ResolvedArm = NO_SETTINGS,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        literals = code.variables.literals if arm.variables else {}  # slow: looks at all that the code uses
+        literals = code.variables.literals if arm.variables else {}  # slow: inspects all objects that the code uses
         inside = {name: value for name, value in arm.variables.items() if name in literals}
         self.arm, self.within = arm, within
         self.code = code.replacing(inside)
@@ -70,9 +70,9 @@ class Execution:
 
     @contextmanager
     def applied(self, *, in_full: bool = True, module_calls: int = SAMPLES) -> Iterator[Code]:
-        """All settings apply inside; gives the code to run. `in_full`: it is observed as well, which slows its steps.
+        """Apply all settings inside; yields the code to run. `in_full`: also observe the code, which slows its steps.
 
-        `module_calls` are watched at most a few times. What an arm does before a block slows down that block.
+        `module_calls`: how often a few module calls are observed, at most.
         """
         namespace, variables = self.code.namespace, self.arm.variables
         self.effects.clear()
@@ -84,27 +84,27 @@ class Execution:
             if not in_full:
                 yield self.code
                 return
-            if "torch" in sys.modules:  # over the knobs: it sees loaders before they change them
+            if "torch" in sys.modules:  # outside the knobs: sees loaders before knobs change them
                 self.observed = stack.enter_context(observe(module_calls))
             lines, reads = stack.enter_context(observing_reads(namespace, variables))
             self.effects.update(reads)
             yield self.code.through(lines) if reads else self.code
 
     def observation(self, run: Run) -> Observation:
-        """The loaders, modules and optimizers that the code used in that run."""
+        """The loaders, modules and optimizers that the code used in `run`."""
         return (self.observed or Observer()).observation(run)
 
     def changes(self, run: Run) -> tuple[Change, ...]:
-        """Whether the settings took effect in that run."""
+        """Whether the settings took effect in `run`."""
         return self.arm.changes(self.effects, run, self.observation(run)) if self.arm.names else ()
 
     def remember(self, run: Run) -> None:
-        """Remember what the code used in that run, where it ran without settings."""
+        """Remember what the code used in `run`, if it ran without settings."""
         if self.observed is not None and not self.arm.names:
             remember(self.code, self.observation(run))
 
     def _put_literals_back(self) -> None:
-        """Names that still have the value set for a literal get the value that stands in the code."""
+        """Names that still have the value set for a literal get the literal's own value back."""
         names = self.code.namespace
         for name, (value, literal) in self._put_back.items():
             if name in names and type(names[name]) is type(value) and names[name] == value:
@@ -112,7 +112,7 @@ class Execution:
 
 
 def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
-    """The execution of code with the settings of `--set`. Raises UsageError for one that certainly cannot be set."""
+    """The execution of code with the settings of `--set`. Raises UsageError if one certainly cannot be set."""
     names = code.variables
     arm = Arm(parse_settings(settings or (), names.has, names.names))
     resolved = resolve(arm, code, Objects(code, observation_of(code))) if arm.settings else NO_SETTINGS
@@ -122,7 +122,7 @@ def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
 
 
 class FullRun(Struct, frozen=True):
-    """The result of one full run. `error`: what the user's code raised; gpulab's own stop is none."""
+    """The result of one full run. `error`: what the user's code raised; None if gpulab itself ended the run."""
 
     run: Run
     observation: Observation
@@ -130,28 +130,28 @@ class FullRun(Struct, frozen=True):
     error: BaseException | None = None
     unsaved: str = ""
     path: Path | None = None
-    setup_ns: int | None = None  # before its steps (analysis/steps.py)
+    setup_ns: int | None = None  # time before the steps (analysis/steps.py)
 
 
 class Stopper(Struct):
     """Ends the current run at its next step, and every run after it."""
 
     requested: bool = False
-    late: Callable[[], bool] = lambda: False  # the time is over: what runs then is ended as well
+    late: Callable[[], bool] = lambda: False  # whether time is over: then runs are ended as well
     current: Capture | ShortRun | None = None
-    after: str = ""  # a run has ended: what is done with it, in words
-    limit_s: float = math.inf  # of a full run, from its first step on
-    effects: Mapping[str, KnobEffects] = {}  # of its settings
-    _first_step_s: float | None = None  # when its first step was complete: it may have compiled the model
+    after: str = ""  # what happens to a run that has just ended, in words
+    limit_s: float = math.inf  # of a full run, from the end of its first step
+    effects: Mapping[str, KnobEffects] = {}  # of the current run's settings
+    _first_step_s: float | None = None  # when the first step was complete; it may have compiled the model
 
     @property
     def words(self) -> str:
-        """Where the run is: "step 12", "starting 2 workers"; empty between two runs. From any thread."""
+        """What the run is doing: "step 12", "starting 2 workers"; empty between two runs. From any thread."""
         current = self.current
         return self.after if current is None else current.beside_steps or f"step {current.step_count}"
 
     def progress(self, now: Progress, total: int | None) -> Progress:
-        """With the step at which the current run is, of `total` planned ones. From any thread."""
+        """The progress with the current step, of `total` planned steps. From any thread."""
         words, current = self.words, self.current
         share, of_all = 0.0, ""
         if current is not None and total:
@@ -169,7 +169,7 @@ class Stopper(Struct):
         self.cut()
 
     def cut(self) -> None:
-        """End the current run at its next step, and whatever a knob is preparing."""
+        """End the current run at its next step, and any preparation by a knob."""
         current = self.current
         if current is not None:
             preparation.end()
@@ -179,13 +179,13 @@ class Stopper(Struct):
             current.stop()
 
     def poll(self) -> None:
-        """End a full run that is over its limit; from another thread, again and again."""
+        """End a full run that is over its limit; called repeatedly from another thread."""
         current = self.current
         if isinstance(current, Capture) and math.isfinite(self.limit_s) and self._is_over_limit(current):
             current.request_stop()
 
     def _is_over_limit(self, capture: Capture) -> bool:
-        """The time in which a knob prepares does not count."""
+        """Time that knobs spend on preparation does not count."""
         spent_s = capture.now() / 1e9
         if self._first_step_s is None and capture.step_count:
             self._first_step_s = spent_s
@@ -194,7 +194,7 @@ class Stopper(Struct):
         return spent_s - sum(one.preparation_s for one in list(self.effects.values())) > PREPARATION_LIMIT_S
 
     def start(self, current: Capture | ShortRun) -> None:
-        """This is the current run from now on."""
+        """Make this the current run."""
         self._first_step_s, self.current = None, current
         if self.ends:
             self.cut()
@@ -210,10 +210,10 @@ def run_full(
     limit_s: float = FULL_RUN_LIMIT_S,
     ends_alone: bool = True,
 ) -> FullRun:
-    """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
+    """Run the code once with capture and trace. Raises the code's exception only if the record fails, too.
 
-    `limit_s` is how long it may go on after its first step; infinite: to its end, however long. Where others wait for
-    each step of it, `ends_alone` is false: SIGTERM is left to the caller.
+    `limit_s`: how long it may run after its first step; infinite: until the code ends. `ends_alone` is false for a rank
+    on which other ranks wait: then SIGTERM is left to the caller.
     """
 
     def save(run: Run, write_trace: WriteTrace | None) -> None:
@@ -233,7 +233,7 @@ def run_full(
         try:
             run, write_trace = capture.finish(outcome, detail)
         except Exception as fault:
-            raise error or fault from None  # a fault of ours must not take the place of what the code raised
+            raise error or fault from None  # gpulab's fault must not hide the code's exception
         if choice is not None:
             run = replace(run, choices=(*run.choices, choice))
         if error is None:
@@ -254,7 +254,7 @@ def run_full(
 
 
 def run_block(execution: Execution, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
-    """Run the code as one block, without a place in an experiment yet; or return the exception that it raised."""
+    """Run the code as one block, not yet numbered in an experiment; or return the exception that it raised."""
     losses, waits = Losses(), CoreWait()
     block = ShortRun(size.total, execution.code.text, on_gpu=on_gpu)
     began_ns, waited_ns = perf_counter_ns(), waits.read()
@@ -295,9 +295,9 @@ def _execute(
     in_full: bool,
     quiet: bool,
 ) -> BaseException | None:
-    """Run the code inside a capture that has started. Returns what was raised, also gpulab's own stop.
+    """Run the code inside a capture that has started. Returns the exception raised, gpulab's own stop included.
 
-    Knobs that are taken out after it may raise on top of what the code raised, on a lost GPU for one.
+    Undoing the knobs afterwards may raise a second exception, for example on a lost GPU.
     """
     own: BaseException | None = None
     stopper.start(capture)
@@ -328,10 +328,10 @@ def _first(error: BaseException | None, later: BaseException) -> BaseException:
 
 
 def _unless_own(capture: Capture | ShortRun, error: BaseException | None) -> BaseException | None:
-    """The error; None for gpulab's own stop of this run.
+    """The error, or None if it is gpulab's own stop of this run.
 
-    Whoever calls it has no local that names our own end: in the traceback of that end, it would keep alive all that
-    the code held, GPU memory too.
+    The caller must not keep gpulab's stop in a local variable: its traceback keeps alive everything that the code
+    held, GPU memory too.
     """
     stop = stop_behind(error)
     return error if stop is None else None if stop.capture is capture else stop
@@ -348,7 +348,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host had no memory left."""
+    """Whether the device or the host ran out of memory."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
@@ -356,7 +356,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def release(error: BaseException | None) -> None:
-    """Let go of everything that a failed run holds through its traceback, and give cached device memory back."""
+    """Release everything that a failed run holds through its traceback, and cached device memory."""
     chain, done = [error], set[int]()
     while chain:
         e = chain.pop()
@@ -370,7 +370,7 @@ def release(error: BaseException | None) -> None:
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        with suppress(RuntimeError):  # a GPU whose error stays has nothing to give
+        with suppress(RuntimeError):  # a GPU with a persistent error frees nothing
             torch.cuda.empty_cache()
 
 

@@ -1,8 +1,8 @@
 """The headspace test: how much faster a cell would be if loading its data took no time, by interleaved blocks.
 
 definitions.md, "Headspace" (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021,
-section 4): batches that are already on the device give the ideal step; real data, whose files the system holds in
-memory, adds what preparing them costs; files that must be read from the disk add what fetching costs.
+section 4). Three arms: batches that are already on the device give the ideal step; real data from files in the page
+cache adds the preparation stall; files that must be read from the disk add the fetch stall.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ NO_LOADER = "The cell uses no DataLoader: there is no loading to measure."
 
 
 class Headspace(Struct, frozen=True):
-    """The result. Times are µs per step; None is not measurable, and `reasons` says why, by "ideal" or "cold".
+    """The result. Times are µs per step; None: not measurable, with the reason in `reasons` under "ideal" or "cold".
 
     `ceiling` is how many times as fast the cell would be with a perfect loader, `interval` its 95 % interval; neither
-    is below 1. `preparation_us` and `fetch_us` are what each stall adds to a step. `verdicts` has "ideal" and "cold":
+    is below 1. `preparation_us` and `fetch_us`: what each stall adds to a step. `verdicts`: of "ideal" and "cold"
     against the baseline.
     """
 
     run: Run  # the baseline
     experiment: Experiment
-    step_us: float | None  # the baseline, its files in memory as far as they fit
+    step_us: float | None  # of the baseline, with its files in the page cache as far as they fit
     ideal_us: float | None
     cold_us: float | None
     ceiling: float | None
@@ -55,7 +55,7 @@ class Headspace(Struct, frozen=True):
 
     @property
     def certain(self) -> frozenset[str]:
-        """Those of "ideal" and "cold" that differ for certain, in the only possible direction."""
+        """Those of "ideal" and "cold" whose verdict shows a difference, in the only possible direction."""
         expected: dict[str, Verdict] = {"ideal": "faster", "cold": "slower"}
         return frozenset(name for name, said in self.verdicts.items() if said == expected[name])
 
@@ -69,9 +69,9 @@ class Headspace(Struct, frozen=True):
 
 
 class Differential(Runner):
-    """Runs the test. `headspace` gives the result; `stop`, from any thread, ends it at the next step boundary.
+    """Runs the test. `headspace` returns the result; `stop`, from any thread, ends it at the next step boundary.
 
-    The user's state is put back before each run and at the end, as by `Runner`. `error`: what ended it early.
+    The user's state is restored before each run and at the end, as by `Runner`. `error`: what ended the test early.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Differential(Runner):
         self._files: list[str] = []
 
     def headspace(self) -> Headspace:
-        """Run all of it. Raises UsageError: another thread measures, or the cell takes no data from a DataLoader."""
+        """Run the test. Raises UsageError if another thread measures, or the cell takes no data from a DataLoader."""
         experiment = self.run()
         side = experiment.sides[0]
         if side.facts is None:
@@ -128,7 +128,7 @@ class Differential(Runner):
         )
 
     def _check(self) -> None:
-        """Nothing to check: its arms are no knobs."""
+        """Nothing to check: the arms are no knobs."""
 
     @property
     def _full_run_count(self) -> int:
@@ -174,7 +174,7 @@ class Differential(Runner):
             super()._run_blocks()
 
     def _prepare_ideal(self, run: Run, size: schedule.Size) -> None:
-        """Try batches on the device; where the cell cannot take them, batches in host memory."""
+        """Try batches on the device; if the cell cannot take them, batches in host memory."""
         arm = next(a for a in self._arms if a.arm is IDEAL)
         places = dict.fromkeys((_torch_name(run.device), "cpu"))
         for place in places:
@@ -214,7 +214,7 @@ class Differential(Runner):
     def _probe(
         self, within: Callable[[], AbstractContextManager[object]], size: schedule.Size, what: str
     ) -> Exception | None:
-        """One short run that does not count. Returns the exception that it raised."""
+        """One short run that is not measured. Returns the exception that it raised."""
         self._tell(Progress(what, 0, 1, None))
         if not self._restore():
             return None
@@ -232,7 +232,7 @@ def _torch_name(device: Device) -> str:
 
 
 def _ratio(comparison: Comparison | None) -> float | None:
-    """The ratio, of interleaved blocks only."""
+    """The ratio, if it is from interleaved blocks."""
     if comparison is None or comparison.evidence != "interleaved" or not comparison.pairs:
         return None
     return comparison.ratio

@@ -1,11 +1,11 @@
-"""Data for the headspace test: batches that are already on the device, and files out of the page cache.
+"""Data for the headspace test: batches that are already on the device, and files that are not in the page cache.
 
-A few real batches of the user's own loader are reused; each is copied when it is handed out, for a loop may change what
-it gets. The loader's sampler still runs, so that an epoch has as many batches as ever. Workers do not start where the
-loader can do without; where it cannot, they stand still once they have loaded ahead.
+A few real batches of the user's loader are reused; each is copied when it is handed out, because a loop may change its
+batch. The loader's sampler still runs, so that an epoch has its usual number of batches. Workers do not start unless
+the loader needs them; then they idle once they have loaded ahead.
 
-Files are found where Python opens them, in the training process; those that a process maps into memory or keeps open
-are found by the system's own list. Whether the system has really let go of a file is asked of it, not assumed.
+Files are recorded when Python opens them in the training process; files that the process maps or holds open are read
+from /proc. Whether a file really left the page cache is checked with `mincore`, not assumed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from gpulab.torch_hooks.patching import replaced
 from gpulab.user_code import PACKAGE_FOLDER
 
 MOST = 200_000  # files
-PROBES = 200  # files of which the system is asked whether it still holds them
-STAYS = 0.1  # of their pages: with more in memory, reading them is not reading from the disk
+PROBES = 200  # files that are checked for pages still in memory
+STAYS = 0.1  # of their pages: with more in memory, a read does not come from the disk
 
 NO_ADVICE = "this system cannot drop a file from its page cache"
 NO_FILE = "no file was read: the data is in memory, comes over the network, or is opened by other code"
@@ -42,7 +42,7 @@ IN_MEMORY = "the files stayed in the page cache"
 
 
 class FileLog:
-    """Paths of regular files that the thread which made it opens for reading."""
+    """Paths of regular files that one thread, the log's creator, opens for reading."""
 
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
@@ -57,13 +57,13 @@ class FileLog:
 
     @property
     def data(self) -> list[str]:
-        """Those that hold data: no code, no part of Python or of packages, nothing empty."""
+        """Paths of data files: no code, no part of Python or of packages, no empty file."""
         return [path for path in self.paths if _is_data(path)]
 
 
 @contextmanager
 def logging_files() -> Iterator[FileLog]:
-    """Logs the files opened inside, and at the end those that the process has open or mapped."""
+    """Log the files opened inside, and at the end the files that the process has open or mapped."""
     log = FileLog()
 
     def wrap(original: Any) -> Any:
@@ -90,19 +90,19 @@ def logging_files() -> Iterator[FileLog]:
 
 
 def drop(paths: Iterable[str]) -> None:
-    """Ask the system to drop these files from its page cache. Raises AttributeError where it cannot."""
+    """Ask the system to drop these files from its page cache. Raises AttributeError if the system has no such call."""
     for path in paths:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                os.fdatasync(descriptor)  # what is not on the disk yet is not forgotten
+                os.fdatasync(descriptor)  # pages not yet written to the disk cannot be dropped
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
 
 
 def why_not(paths: list[str]) -> str:
-    """Why these files cannot be read cold; empty where they can. Drops them to find out."""
+    """Why these files cannot be read cold; empty if they can. Drops them to find out."""
     if not hasattr(os, "posix_fadvise"):
         return NO_ADVICE
     if not paths:
@@ -116,7 +116,7 @@ def why_not(paths: list[str]) -> str:
 
 
 def resident_fraction(path: str) -> float | None:
-    """The fraction of a file's pages in memory; None where unknown."""
+    """The fraction of a file's pages in memory; None if unknown."""
     mincore = _mincore()
     if mincore is None:
         return None
@@ -140,7 +140,7 @@ def _mincore() -> Callable[..., int] | None:
 
 
 def _open_files() -> list[str]:
-    """Files that this process has open or mapped; on Linux."""
+    """Files that this process has open or mapped (Linux only)."""
     paths: dict[str, None] = {}
     with suppress(ImportError, OSError):
         import fcntl
@@ -176,12 +176,12 @@ def _is_data(path: str) -> bool:
         return False
 
 
-BATCHES = 3  # of each loader: they are loaded before the first step
+BATCHES = 3  # of each loader, loaded before the first step
 
 
 @contextmanager
 def reusing_batches(device: str) -> Iterator[None]:
-    """Inside, every DataLoader iterated on this thread gives the same few batches, on torch's `device`."""
+    """Inside, every DataLoader iterated on this thread yields the same few batches, on torch's `device`."""
     from torch.utils.data import dataloader
 
     pool = _Pool(device)
@@ -195,7 +195,7 @@ def reusing_batches(device: str) -> Iterator[None]:
 
 
 class _Pool:
-    """The batches of each loader, by the sampler that it shares with its iterators, then by their size."""
+    """The batches of each loader, by the sampler that it shares with its iterators, then by batch size."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -224,7 +224,7 @@ class _Pool:
         position = self._position.get(iterator, 0)
         self._position[iterator] = position + 1
         first = next(iter(batches.values()))
-        if position < 0:  # those that were loaded for it at its beginning
+        if position < 0:  # the batches loaded for this iterator at its beginning
             return _copied(first[position])
         index = iterator._next_index()  # raises StopIteration at the end of the epoch
         size = len(index) if isinstance(index, list | tuple) else None
@@ -256,7 +256,7 @@ def _usual_size(iterator: Any, batch: Any) -> int | None:
 
 
 def _copied(batch: Any, device: str | None = None) -> Any:
-    """A copy on the device, or where it is; objects that are no tensors are copied shallowly."""
+    """A copy on `device`, by default on its own device; objects that are no tensors are copied shallowly."""
     import torch
     from torch.utils._pytree import tree_map
 

@@ -37,7 +37,7 @@ from gpulab.tuning.record import BASELINE
 if TYPE_CHECKING:
     Settings = Mapping[str, Plain]
 else:
-    Settings = Mapping[str, Any]  # of a plan that is read from a file
+    Settings = Mapping[str, Any]  # for a plan that is read from a file
 
 
 class Arm(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Arm(Struct, frozen=True):
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse bounds that cannot work. Raises UsageError naming the option."""
+    """Raise UsageError, naming the option, for bounds that cannot work."""
     for option, value, least in (("steps", plan.block_steps, 1), ("pairs", plan.pairs, 1), ("seeds", plan.seeds, 0)):
         check_whole_number(f"--{option}", value, least)
     if plan.budget_s is not None:
@@ -65,27 +65,27 @@ def check_plan(plan: Plan) -> None:
 
 
 def arms_in(names: Variables, settings: Sequence[str], sweeps: Sequence[str] = ()) -> tuple[Arm, ...]:
-    """What `--ab`, `--set` and `--sweep` mean for code with these variables.
+    """The arms that `--ab`, `--set` and `--sweep` describe for code with these variables.
 
-    Raises UsageError for a name or a value that it cannot have.
+    Raises UsageError for a name or a value that the code cannot have.
     """
     fixed = parse_settings(settings, names.has, names.names)
     return tuple(map(Arm, grid(parse_sweeps(sweeps, names.has, names.names), fixed)))
 
 
 class Plan(Struct, frozen=True):
-    """The arms beside the baseline, and bounds; where a bound is None, gpulab chooses and says so."""
+    """The arms apart from the baseline, and bounds; if a bound is None, gpulab chooses and says so."""
 
     arms: tuple[Arm, ...]
-    base: Arm = field(default_factory=Arm)  # what they are compared with: the baseline
+    base: Arm = field(default_factory=Arm)  # the arms are compared with it; default: the baseline
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
-    budget_s: float | None = None  # all that the user waits
+    budget_s: float | None = None  # total time that the user waits
     full_run_s: float | None = None  # of a run with its trace, after its first step
     seeds: int = 0  # runs of A with other seeds, for the band of the loss
     interleaved: bool = True  # False: one run of each arm, no blocks (`--set`)
-    early: bool = False  # a turn of blocks comes before the full run of each arm: figures as soon as there can be any
-    screening: bool = False  # blocks alone, without a full run of each arm; the slower half drops out again and again
+    early: bool = False  # a turn of blocks before the full run of each arm, to show figures as soon as possible
+    screening: bool = False  # only blocks, no full run of each arm; the slower half drops out repeatedly
     name: str = ""
     device: str = "auto"
     trace: bool = True
@@ -112,36 +112,36 @@ class Plan(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """Where an experiment stands. `rest_s` is None while it is not known yet."""
+    """The progress of an experiment. `rest_s` is None while it is unknown."""
 
     what: str  # "baseline: step 12 of 40", "workers=2", "block 7 of 40: workers=2"
     done: float
     total: int
     rest_s: float | None
-    in_blocks: bool = False  # the runs with their trace come before the blocks
+    in_blocks: bool = False  # whether the traced runs are over and blocks run
     elapsed_s: float | None = None  # since the experiment began
-    about_s: float | None = None  # what it takes in all
-    most_s: float | None = None  # after which it ends with what there is
+    about_s: float | None = None  # expected total time
+    most_s: float | None = None  # total time after which it ends with the results so far
     note: str = ""  # a sentence about the time
 
 
 Listener = Callable[[Progress], None]
 
 
-WARMUP = 3  # steps; definitions.md, "Honest comparison" 1: and with workers those fed from the buffer
+WARMUP = 3  # steps; definitions.md, "Honest comparison" 1: with workers also the steps fed from the buffer
 STEPS = (5, 10)  # that count in a block; definitions.md, "Honest comparison" 3
-LEAST_BLOCK_S = 0.2  # a block of very short steps gets more of them, or one hiccup is most of it
+LEAST_BLOCK_S = 0.2  # a block of very short steps gets more of them, or a single hiccup dominates it
 MOST_STEPS = 200
 PAIRS = (10, 30)
 SHORTEST_FULL_RUN, FULL_RUN = 13, 40  # steps: enough for a profiled window, and the usual number
-STARTING_S = 2.0  # of a full run, beside its steps: the meters, the profiler, reading the trace
+STARTING_S = 2.0  # of a full run, apart from its steps: the meters, the profiler, reading the trace
 RESTORING_S = 0.02  # before a block
 SCREENING_TURNS, SCREENED = 2, 3  # turns until the slower half drops out; how many stay to the end
-FEWEST_TURNS = 4  # where no budget ends it sooner; definitions.md, "Honest comparison" 3
+FEWEST_TURNS = 4  # unless a budget ends it sooner; definitions.md, "Honest comparison" 3
 
 
 class Size(Struct, frozen=True):
-    """The length of a block in steps: warm-up steps that are dropped, then steps that count."""
+    """The length of a block in steps: dropped warm-up steps, then counted steps."""
 
     warmup: int
     steps: int
@@ -154,13 +154,13 @@ class Size(Struct, frozen=True):
 def block_size(
     runs: Sequence[Run], steps: int | None = None, rounds: Sequence[int] = (), loaders: Sequence[Loader] = ()
 ) -> Size:
-    """The size that suits all arms, by a run of each, or the loader of one that did not run; `steps` of them count.
+    """The size that suits all arms, from a run of each arm, or the loader of an arm that did not run.
 
-    `rounds` are numbers of steps after which something recurs (accumulation): a block counts whole ones.
+    `steps`: counted steps. `rounds`: periods in steps (accumulation); a block counts whole periods.
 
-    Where workers load, batches come in rounds of as many as there are workers: a block counts whole rounds. A cell
-    that ends by itself after fewer steps has shorter blocks, with at least as many counted as dropped. Where batches
-    read ahead would be among the counted ones, all steps count: the wait for these is in the first.
+    Workers deliver batches in rounds, one batch per worker: a block counts whole rounds. A cell that ends by itself
+    after fewer steps has shorter blocks, with at least as many counted steps as dropped ones. If batches read ahead
+    would fall into the counted steps, all steps count, because the first steps waited for these batches.
     """
     longest_s = max(step_s(run) for run in runs)
     loaders = [*loaders, *(run.loader for run in runs if run.loader is not None)]
@@ -182,22 +182,22 @@ def _rounded_up(count: int, whole: int) -> int:
 
 
 def pairs_within(budget_s: float, turn_s: float, pairs: int | None = None) -> int:
-    """The number of turns: `pairs` where given, else as many as fit, at least four."""
+    """The number of turns: `pairs` if given, else as many as fit, at least four."""
     if pairs is not None:
         return pairs
     return max(FEWEST_TURNS, min(PAIRS[1], int(budget_s / max(turn_s, 1e-6))))
 
 
 def turn_s(runs: Sequence[Run], size: Size) -> float:
-    """The estimated time of a turn from one run of each arm; the first arm runs twice in it."""
+    """The estimated time of a turn, from one run of each arm; the first arm runs twice in a turn."""
     steps_s = [step_s(run) for run in runs]
     return size.total * (sum(steps_s) + steps_s[0])
 
 
 def expected(one_s: float, arms: int, pairs: int | None = None) -> tuple[float, float]:
-    """The time of a whole experiment in s: at least, and about.
+    """The time of a whole experiment in s: the least, and the expected.
 
-    `one_s` is the step of an earlier run, `arms` their number beside the baseline; their steps take about the same.
+    `one_s`: the step of an earlier run; `arms`: their number without the baseline. All arms are assumed equally fast.
     """
     turn = (arms + 2) * ((WARMUP + _least_steps(one_s)) * one_s + RESTORING_S)
     shortest, full = (STARTING_S + steps * one_s for steps in (SHORTEST_FULL_RUN, FULL_RUN))
@@ -206,14 +206,14 @@ def expected(one_s: float, arms: int, pairs: int | None = None) -> tuple[float, 
 
 
 def turn_order(arm_count: int, random_order: random.Random, *, early: bool = False) -> list[int]:
-    """One turn: A twice, for A against A, and every other arm once, in random order; `early`: the second A last."""
+    """One turn in random order: A twice, for A against A, every other arm once; `early`: the second A comes last."""
     order = [0, *range(arm_count)][early:]
     random_order.shuffle(order)
     return [*order, 0] if early else order
 
 
 def block_rows(steps: Steps, size: Size) -> np.ndarray:
-    """Rows of a block's steps that count: after its warm-up, whole, and nothing compiled in them."""
+    """Rows of a block's counted steps: after its warm-up, complete, and without a compilation."""
     flags = steps.flags
     fit = ((flags & StepFlag.PARTIAL) == 0) & ((flags & StepFlag.COMPILE) == 0)
     rows = np.flatnonzero(fit)
@@ -226,7 +226,7 @@ def _least_steps(one_s: float) -> int:
 
 
 def step_s(run: Run) -> float:
-    """The mean step, in s, of those that count."""
+    """The mean counted step, in s."""
     rows = select(run).rows
     wall_ns = run.steps.time_ns[rows] if len(rows) else run.steps.time_ns
     return max(1e-6, float(np.mean(wall_ns)) / 1e9) if len(wall_ns) else 1.0
@@ -240,10 +240,10 @@ def _buffered(loader: Loader) -> int:
 
 Clock = Callable[[], float]  # seconds, never backwards
 
-MOST_TIMES = 5  # times the default: longer than this gpulab makes nobody wait
-FULL_RUNS_SHARE = 0.5  # of the budget, where blocks follow
+MOST_TIMES = 5  # times the default: gpulab never extends a budget beyond this
+FULL_RUNS_SHARE = 0.5  # of the budget, if blocks follow
 LEAST_FULL_RUN_S = 1.0
-ENDING_S, ENDING_SHARE = 2.0, 0.1  # at most
+ENDING_S, ENDING_SHARE = 2.0, 0.1  # reserved for the end: at most 2 s, and this share of the budget
 EVERY_S = 0.5
 
 
@@ -255,7 +255,7 @@ def default_budget_s(plan: Plan) -> float:
 
 
 class Budget:
-    """The time budget, from its creation on. The user's own is fixed; another grows to fit the fewest turns."""
+    """The time budget, from its creation on. A user's budget is fixed; a default grows to fit the fewest turns."""
 
     def __init__(self, plan: Plan, clock: Clock = time.monotonic) -> None:
         self.is_fixed = plan.budget_s is not None
@@ -263,8 +263,8 @@ class Budget:
         self._most_s = self.limit_s if self.is_fixed else MOST_TIMES * self.limit_s
         self._full_runs_s = self.limit_s * (FULL_RUNS_SHARE if plan.interleaved else 1.0)
         self._pairs = plan.pairs
-        self.needed_s: float | None = None  # in all, at least
-        self.expected_s: float | None = None  # in all
+        self.needed_s: float | None = None  # least total time
+        self.expected_s: float | None = None  # expected total time
         self._clock = clock
         self._began_s = clock()
 
@@ -274,7 +274,7 @@ class Budget:
 
     @property
     def rest_s(self) -> float:
-        """For measuring: the end of the budget is reserved for computing and showing the result."""
+        """The rest for measuring: the end of the budget is reserved for computing and showing the result."""
         return self.limit_s - min(ENDING_S, ENDING_SHARE * self.limit_s) - self.elapsed_s
 
     @property
@@ -282,7 +282,7 @@ class Budget:
         return self.rest_s <= 0
 
     def full_run_s(self, runs: int) -> float:
-        """The time limit of each of so many full runs that are still to come."""
+        """The time limit of each of `runs` full runs still to come."""
         return max(LEAST_FULL_RUN_S, (self._full_runs_s - self.elapsed_s) / max(1, runs))
 
     def expect(self, needed_s: float) -> None:
@@ -293,13 +293,13 @@ class Budget:
 
     @property
     def too_short(self) -> str:
-        """A sentence where the fewest turns do not fit; else empty."""
+        """A sentence if the fewest turns do not fit; else empty."""
         if self.needed_s is None or self.needed_s <= self.limit_s:
             return ""
         return f"The budget of {self.words} is short: the minimum takes about {while_s(self.needed_s)}."
 
     def timed(self, progress: Progress) -> Progress:
-        """The progress with elapsed and expected time; `about_s` only where the number of pairs is fixed."""
+        """The progress with elapsed and expected time; `about_s` only if the number of pairs is fixed."""
         return replace(
             progress,
             elapsed_s=self.elapsed_s,
@@ -316,7 +316,7 @@ class Budget:
 
 @contextmanager
 def repeated(task: Callable[[], None]) -> Iterator[None]:
-    """Calls `task` every half second on a thread of its own."""
+    """Calls `task` every half second on a separate thread."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -1,7 +1,7 @@
-"""The record of comparisons: sides, blocks, speeds and what else differs between two settings. Pure.
+"""The record of comparisons: sides, blocks, speeds and other differences between two settings. All plain data.
 
 Follows definitions.md, "Honest comparison": paired blocks, the median of their ratios, a percentile bootstrap over
-blocks, a verdict only beyond 2 % and the run-to-run noise of the session, "undecided" where nothing is shown.
+blocks, a verdict only beyond 2 % and the run-to-run noise of the session, otherwise "undecided".
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LossVerdict = Literal[
     "same", "within the band", "outside the band", "different", "seeds not run", "not comparable", "not measurable"
 ]
 BASELINE = "baseline"  # the label of a side without settings: the cell as it is
-NO_EFFECT = "no effect: "  # so a side's failure begins whose knobs did nothing in its own run
+NO_EFFECT = "no effect: "  # prefix of a side's failure if its knobs did nothing in its run
 
 
 class Block(Struct, frozen=True):
-    """One short run of the code: its counted steps. `turn` numbers the rounds; in each, every arm ran once or twice."""
+    """One short run of the code: its counted steps. In each `turn`, every arm ran once or twice."""
 
     arm: int  # 0 is A, the baseline
     turn: int
@@ -40,33 +40,33 @@ class Block(Struct, frozen=True):
     sample_count: int | None  # None: unknown
     time_ns: int  # of the counted steps
     losses: tuple[float, ...] = ()  # of all its steps, dropped ones too; NaN where a step had none
-    setup_ns: int | None = None  # before them, beside what the dropped steps take at the pace of the counted ones
-    own_fraction: float | None = None  # of its time, but for the training thread's waits for a core; None: unknown
+    setup_ns: int | None = None  # before the counted steps, less the dropped steps at the counted steps' pace
+    own_fraction: float | None = None  # of its time without the training thread's waits for a core; None: unknown
 
 
 class Side(Struct, frozen=True):
-    """One side of a comparison. `settings` as shown ("workers=2"), empty for the baseline."""
+    """One side of a comparison. `settings` as shown ("workers=2"); empty for the baseline."""
 
     label: str
     settings: dict[str, str]
-    facts: Facts | None  # of its traced run; None where it could not be run (out of memory)
+    facts: Facts | None  # of its traced run; None if that could not run (out of memory)
     blocks: tuple[Block, ...] = ()
     us_per_step: float | None = None
     us_per_sample: float | None = None
     checks: tuple[Change, ...] = ()
     losses: tuple[float, ...] = ()  # per step of its traced run, from the same start; NaN where a step had none
-    seed_losses: tuple[tuple[float, ...], ...] = ()  # of A: further runs with other seeds
+    seed_losses: tuple[tuple[float, ...], ...] = ()  # A only: of further runs with other seeds
     failure: str = ""  # why it could not be run: "out of memory at 3.1 GiB"
     edit: str = ""  # what makes it permanent: a diff of the cell, or a snippet
     edit_is_diff: bool = False
     edit_cell: str = ""  # the cell with that edit
-    step_inputs: StepInputs | None = None  # what the model is given in a step, by shape; None: not known for certain
-    prediction: Prediction | None = None  # of its ratio, made before it ran; None: none was asked for
-    setup_ns: int | None = None  # of its traced run, as of a block
+    step_inputs: StepInputs | None = None  # shapes of the model's inputs in a step; None: not certain
+    prediction: Prediction | None = None  # of its ratio, made before it ran; None: not requested
+    setup_ns: int | None = None  # of its traced run; as `Block.setup_ns`
 
 
 class PartChange(Struct, frozen=True):
-    """One part of both sides' time, in us per step and, where samples are known, per sample."""
+    """One part of both sides' time, in us per step and, if samples are known, per sample."""
 
     name: str
     label: str
@@ -89,12 +89,12 @@ class LossComparison(Struct, frozen=True):
 
     @property
     def moved(self) -> bool:
-        """Whether a reader has to check them before they keep the setting."""
+        """Whether a reader has to check the losses before keeping the setting."""
         return self.verdict not in ("same", "within the band", "not measurable")
 
 
 class Speed(Struct, frozen=True):
-    """B against A. `ratio` is the time per `unit` of B over A: below 1 is faster; None where it cannot be given."""
+    """B against A. `ratio` is the time per `unit` of B over A: below 1 is faster; None if it is not known."""
 
     verdict: Verdict
     ratio: float | None = None
@@ -102,17 +102,17 @@ class Speed(Struct, frozen=True):
     noise_floor: float | None = None  # as a fraction: 0.05 is up to 1.05 times as long or short; None: not measured
     pairs: int = 0  # of blocks in turn
     unit: Unit = field(default="step", name="per")
-    setup_s: float | None = None  # that B takes once, before its steps, and A does not; None: not measured
+    setup_s: float | None = None  # one-time cost of B over A, before its steps; None: not measured
     is_running: bool = False  # more pairs come
 
     @property
     def times_as_fast(self) -> float | None:
-        """How many times as fast B is, as all texts give it."""
+        """How many times as fast B is, as shown in all texts."""
         return 1 / self.ratio if self.ratio else None
 
     @property
     def times_as_fast_interval(self) -> Interval | None:
-        """The 95 % interval of that."""
+        """The 95 % interval of `times_as_fast`."""
         return inverse(self.interval)
 
     @property
@@ -140,7 +140,7 @@ class Speed(Struct, frozen=True):
         return Speed(said, ratio, interval, self.noise_floor, self.pairs, self.unit, setup_s)
 
     def after(self, first: Speed | None) -> Speed:
-        """This speed on top of another that was measured apart; None stands for a ratio of 1."""
+        """This speed on top of another that was measured separately; `first` None means a ratio of 1."""
         if first is None:
             return self
         if first.ratio is None or self.ratio is None or first.unit != self.unit:
@@ -157,7 +157,7 @@ def inverse(interval: Interval | None) -> Interval | None:
 
 
 def product(speeds: Sequence[Speed]) -> tuple[float, Interval | None]:
-    """The product of ratios that were measured apart: in logarithms, half widths of intervals add in squares."""
+    """The product of ratios measured separately: in logarithms, the half widths of their intervals add in squares."""
     factors = [(speed.ratio, speed.interval) for speed in speeds if speed.ratio and speed.interval]
     ratio = math.prod(speed.ratio or 1.0 for speed in speeds)
     if len(factors) < len(speeds):
@@ -173,12 +173,12 @@ class Comparison(Speed, frozen=True, kw_only=True):
     b: Side
     evidence: Evidence
     parts: tuple[PartChange, ...] = ()
-    no_parts_reason: str = ""  # why there are none, though both sides have an accounting
+    no_parts_reason: str = ""  # why there are no parts although both sides have a breakdown
     loss: LossComparison | None = None
     differences: tuple[str, ...] = ()  # of machine, versions, code, state: shown at the top
     notes: tuple[str, ...] = ()
     restored: str = ""  # what was put back between blocks, or why not
-    ended_early: str = ""  # "Stopped after 3 pairs of blocks": what there was then; empty: it ran to its end
+    ended_early: str = ""  # "Stopped after 3 pairs of blocks"; empty: it ran to its end
 
     @property
     def speed(self) -> Speed:

@@ -1,4 +1,4 @@
-"""What each name of an arm means in this cell: a knob or a variable, its value now, and why it cannot be set."""
+"""Resolves each name of an arm in this cell: knob or variable, present value, and why it cannot be set, if so."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpulab.tuning.plan import Arm, Plan, check_plan
 
 
 class Setting(Struct, frozen=True):
-    """One name of an arm. `current`: the value as the cell has it, None where it cannot be seen."""
+    """One name of an arm. `current`: the cell's own value; None if it cannot be determined."""
 
     name: str
     value: Plain
     knob: Knob | None  # None: a variable
     current: Plain | None = None
     refusal: str = ""  # why it cannot be set
-    used: bool = False  # of a variable: the code has something that could read it
+    used: bool = False  # variables only: whether the code contains a possible reader
 
     @property
     def kind(self) -> Kind:
@@ -53,9 +53,9 @@ class Setting(Struct, frozen=True):
 
 
 class ResolvedArm(Struct, frozen=True):
-    """An arm whose names are resolved in this cell. `knobs` and `variables`: those that can be set.
+    """An arm whose names are resolved in this cell. `knobs` and `variables` hold the settings that can be applied.
 
-    `observation` is of the code as written, as far as it is known; `certain`: the code has just run so.
+    `observation` is of the code as written, if known; `certain`: it comes from a run just before.
     """
 
     names: tuple[Setting, ...] = ()
@@ -80,11 +80,11 @@ class ResolvedArm(Struct, frozen=True):
 
     @property
     def failure(self) -> str:
-        """The refusal to show beside the label of the arm, which names a single setting already."""
+        """The refusal, to be shown after the arm's label, which already names a single setting."""
         return self.names[0].refusal if len(self.names) == 1 else self.refusal
 
     def unchanged(self, base: Mapping[str, Plain] | None = None) -> str:
-        """Why there is nothing to compare; empty where a setting differs. `base`: what the other side is set to."""
+        """Why there is nothing to compare; empty if a setting differs. `base`: the settings of the other side."""
         others = base or {}
         same = [d.value == others[d.name] if d.name in others else d.is_current for d in self.names]
         if not same or not all(same):
@@ -92,9 +92,9 @@ class ResolvedArm(Struct, frozen=True):
         return f"the baseline has {'this' if len(same) == 1 else 'all of this'} already, so there is nothing to compare"
 
     def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
-        """Why the arm changes the training itself, not only its speed. `checks`: what its run showed.
+        """Why the arm changes the training itself, not only its speed. `checks`: the checks of its run.
 
-        `base`: settings that the side it is compared with has as well.
+        `base`: the settings of the other side.
         """
         others = base or {}
         changed = [d for d in self._changed(checks) if d.name not in others or others[d.name] != d.value]
@@ -105,7 +105,7 @@ class ResolvedArm(Struct, frozen=True):
         return "; ".join(r for r in reasons if r)
 
     def edit(self, code: Code, checks: Iterable[Change]) -> Edit | None:
-        """The edit that makes the arm permanent; None where it cannot be set or changed nothing."""
+        """The edit that makes the arm permanent; None if the arm cannot be set or changed nothing."""
         if self.refusal or self.observation is None:
             return None
         lasting = [
@@ -115,9 +115,9 @@ class ResolvedArm(Struct, frozen=True):
         return edit(code.text, lasting) if lasting else None
 
     def changes(self, effects: Mapping[str, KnobEffects], run: Run, changed: Observation) -> tuple[Change, ...]:
-        """Whether each setting took effect in its run; `changed`: what the code used in that run, under the settings.
+        """Whether each setting took effect in `run`; `changed`: what the code used in `run`, under the settings.
 
-        Without a run of the baseline just before, it also checks each setting against what the run showed.
+        Without a run of the baseline just before, each setting is also checked against what `run` showed.
         """
         if self.certain:
             return tuple(_change(d, self.observation, effects, run) for d in self.names)
@@ -137,10 +137,10 @@ NO_SETTINGS = ResolvedArm()
 
 
 def check(code: Code, plan: Plan) -> None:
-    """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing.
+    """Raise UsageError if the plan cannot work here, or another thread measures. Runs nothing.
 
-    Also where it is known of each arm that it cannot be set or changes nothing: as far as the objects that are there
-    tell, or what an earlier run of the code was observed to use.
+    Also if every arm is known to be impossible or to change nothing, judged by the existing objects or by what an
+    earlier run of the code used.
     """
     check_plan(plan)
     arms = check_arms(plan.arms, code)
@@ -159,7 +159,7 @@ def check_arms(arms: Sequence[Arm], code: Code) -> list[ResolvedArm]:
     """The arms as far as they can be resolved before anything runs.
 
     Raises UsageError for a name that is neither a knob nor a variable of the code, for a value that does not fit, and
-    where it is certain that no arm can be set.
+    if certainly no arm can be set.
     """
     objects = Objects(code)
     resolved = [resolve(arm, code, objects) for arm in arms]
@@ -171,9 +171,9 @@ def check_arms(arms: Sequence[Arm], code: Code) -> list[ResolvedArm]:
 def resolve(arm: Arm, code: Code, evidence: Observation | Objects) -> ResolvedArm:
     """The arm in this cell. Raises UsageError for a name that is neither a knob nor a variable of the code.
 
-    With the observation of a run of the code just before, what cannot be set says why and is not set. With the
-    objects that are there before any run, only what is certain speaks against a setting; then a value that does not
-    fit raises UsageError.
+    `evidence` is the observation of a run just before: then a setting that is impossible has a `refusal`. Or it is the
+    objects that exist before any run: then only certain reasons refuse a setting, and a value that does not fit raises
+    UsageError.
     """
     own = code.variables
     observation = evidence.observation if isinstance(evidence, Objects) else evidence
@@ -206,7 +206,10 @@ def resolve(arm: Arm, code: Code, evidence: Observation | Objects) -> ResolvedAr
 
 
 def _knob_of(name: str, value: Plain, observation: Observation | None, own: Variables) -> Knob | None:
-    """The knob that a name means. Without an observation a literal of the code takes precedence over a knob."""
+    """The knob that a name denotes; None for a variable.
+
+    With an observation `catalogue.decide` chooses. Without one, a literal of the code takes precedence over a knob.
+    """
     knob = catalogue.KNOBS.get(name)
     if observation is not None or knob is None:
         return catalogue.decide(name, observation or Observation(Device("cpu", "")), own.has)
@@ -226,7 +229,7 @@ def _fits(read: Callable[..., object], *value: object) -> bool:
 class Objects:
     """The DataLoaders and modules that exist before the code runs, and the observation of an earlier run, if any.
 
-    Where the code builds loaders itself, those are not among them.
+    Loaders that the code itself will build are not included.
     """
 
     def __init__(self, code: Code, observation: Observation | None = None) -> None:
@@ -242,7 +245,7 @@ class Objects:
         loaders = {id(o): o for value in self._values for o in walk(value) if isinstance(o, DataLoader)}
         try:
             return [Observation(Device("cpu", "CPU"), loaders=(observed_loader(o),)) for o in loaders.values()]
-        except Exception:  # a user's own kind of DataLoader: what one of them is like is not known
+        except Exception:  # a DataLoader subclass of the user's may raise: nothing is known about it
             return []
 
     @cached_property
@@ -259,7 +262,7 @@ class Objects:
         return tuple(observed_module(m) for m in modules)
 
     def value_of(self, knob: Knob) -> Value | None:
-        """The value that all loaders have; None where they differ or others may be used."""
+        """The value that all loaders have; None if they differ or the code may use others."""
         if self.observation is not None:
             return knob.value_in(self.observation)
         if knob.kind != "DataLoader option" or self._builds_loaders:
@@ -268,9 +271,9 @@ class Objects:
         return values.pop() if len(values) == 1 else None
 
     def refuses(self, knob: Knob, value: Value, settings: Mapping[str, Value]) -> str:
-        """Why it cannot be set to that value, whatever the code does; empty where that is not certain.
+        """Why the knob cannot be set to that value, whatever the code does; empty if that is not certain.
 
-        `settings`: those that are set together.
+        `settings`: all knobs that are set together.
         """
         if why := knob.machine_refuses(value):
             return why
@@ -286,7 +289,7 @@ class Objects:
         return knob.refuses(Observation(Device("cpu", "CPU"), modules=self._modules), value) or ""
 
     def _unfit_dataset(self) -> str:
-        """Why a Dataset that the notebook defines cannot be sent to spawned workers; empty where it can."""
+        """Why a Dataset that the notebook defines cannot be sent to spawned workers; empty if it can."""
         from torch.utils.data import Dataset
 
         method = start_method()
@@ -323,14 +326,14 @@ def _change(setting: Setting, observation: Observation | None, by_name: Mapping[
     assert observation is not None
     try:
         result = knob.verify(observation, setting.knob_value, effects, run)
-    except Exception as e:  # a fault of ours must not cost the run its report
+    except Exception as e:  # a fault of gpulab must not cost the run its report
         return replace(change, state="cannot tell", evidence=f"gpulab failed to check it ({type(e).__name__}: {e})")
     more = (words for words in (*effects.refusals, *effects.notes) if words not in result.evidence)
     return replace(change, state=result.state, evidence="; ".join(dict.fromkeys([result.evidence, *more])))
 
 
 def _with_evidence(change: Change, setting: Setting, bare: Observation, imagined: Observation) -> Change:
-    """The check with the value that the code had, as the run shows it, and with what refuses the setting."""
+    """The check with the code's own value, as the run shows it, and with the reason that refuses the setting."""
     knob = setting.knob
     if knob is None or setting.refusal:
         return change
@@ -354,13 +357,13 @@ MOST_OBSERVATIONS = 50
 
 
 class _Memory(Struct, frozen=True):
-    """What code used in its last run without settings, and a test of each name it reads: is it the same object?"""
+    """What code used in its last run without settings, and, for each name it reads, a test for the same object."""
 
     observation: Observation
     same: Mapping[str, Callable[[object], bool]]
 
 
-_observations: dict[str, _Memory] = {}  # of cells that ran as written in this process, by their text
+_observations: dict[str, _Memory] = {}  # by the text of cells that ran as written in this process
 
 
 def remember(code: Code, observation: Observation) -> None:
@@ -374,7 +377,7 @@ def remember(code: Code, observation: Observation) -> None:
 
 
 def observation_of(code: Code) -> Observation | None:
-    """What this code used in its last run without settings; None without one, or where it reads other objects now."""
+    """What this code used in its last run without settings; None without one, or if it now reads other objects."""
     remembered = _observations.get(code.text)
     names = code.namespace
     if remembered is None or not all(name in names and same(names[name]) for name, same in remembered.same.items()):

@@ -1,4 +1,4 @@
-"""Runs an experiment: the baseline, each arm once with its trace, then short blocks of all in random order."""
+"""Runs an experiment: the baseline, each arm once with its trace, then short blocks of all arms in random order."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import Setting, check_arms, remember, resolve
 from gpulab.tuning.snapshots import Start
 
-FEWEST_UNPROFILED_STEPS = 8  # where the time is short
-UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
-LEAST_BLOCKS_S = 3.0  # as long nobody minds, and the interval becomes narrower
+FEWEST_UNPROFILED_STEPS = 8  # if time is short
+UNPROFILED_STEPS = 25  # of a traced run: warm-up steps, measured steps, and a few after the profiled steps
+LEAST_BLOCKS_S = 3.0  # blocks go on this long in any case: a short wait for a narrower interval
 
 
 class Runner:
-    """Runs a plan. `run` gives the experiment; `stop`, from any thread, ends it at the next step boundary.
+    """Runs a plan. `run` returns the experiment; `stop`, from any thread, ends it at the next step boundary.
 
-    The user's state is put back before each run and at the end, where it is as it was before the experiment; names
-    that the cell made stay bound to what its run as written made. What the code raises as written passes after that.
+    The user's state is restored before each run and at the end. Names that the cell creates keep the values from its
+    run as written. An exception of the code as written is kept in `error`.
 
-    `done` are full runs of arms that were made before, from the same state: these are not made again. Where the plan
-    has a base, the one as written is among them, for it tells what the cell uses. `step_s` is the step of an earlier
-    run of the same code, from which the time is told before it begins.
+    `done`: full runs of arms from the same state, which are not repeated. If the plan has a base, `done` includes the
+    run as written, which shows what the cell uses. `step_s`: the step of an earlier run of the same code, to estimate
+    the time in advance.
 
-    `tell` hears of what begins, on the thread that calls `run`; `tick` of steps in between, on another one.
+    `tell` is called when something begins, on the thread that calls `run`; `tick` in between, on another thread.
     """
 
     def __init__(
@@ -82,39 +82,39 @@ class Runner:
         steps_s = (schedule.step_s(full_run.run) for _, full_run in done if len(full_run.run.steps))
         self._step_s = step_s if step_s is not None else next(steps_s, None)
         self._now = Progress("saving the training state", 0, 1, None)
-        self._steps: int | None = None  # planned of what runs now
+        self._steps: int | None = None  # planned steps of the current run
         self._seeds_done = 0
         self._store = Store() if plan.save else None
-        # of its own: the user's numbers stay where they are
+        # a generator of its own: the user's random state is untouched
         self._random = random.Random(self._ranks.of_first(random.SystemRandom().getrandbits(32)))
         self._notes: list[str] = [QUICK_NOTE] if is_quick() else []
         self._start: Start  # from `run` on
         self._arms: list[ArmState] = []
-        self._blocks = 0  # that ran so far
+        self._blocks = 0  # blocks run so far
         self._time_spent: tuple[str, ...] = ()
-        self._stopped = False  # of several ranks, which no run may notice before its end
+        self._stopped = False  # a stop of several ranks: takes effect between two runs
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the baseline
         self.full_runs: list[FullRun] = []
 
     @property
     def same_start(self) -> bool:
-        """Whether the whole state was put back before each run, so that losses can be compared."""
+        """Whether the whole state was restored before each run, so that losses can be compared."""
         return self._start.whole
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The blocks so far: `Block.arm` counts from the baseline, 0, in the order of the plan."""
+        """The blocks so far; `Block.arm` is 0 for the baseline, then follows the order of the plan."""
         return tuple(sorted((b for arm in self._arms for b in arm.blocks), key=lambda block: block.order))
 
     def stop(self) -> None:
-        """End at the next step boundary, with what there is; of several ranks before the next run."""
+        """End at the next step boundary, or with several ranks before the next run; keeps the results so far."""
         if self._ranks.is_of_several:
             self._stopped = True
         else:
             self._stopper.stop()
 
     def run(self) -> Experiment:
-        """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
+        """Run the plan. Raises UsageError before anything runs if it cannot work or another thread measures."""
         with threads.measuring(), on_interrupt(self.stop) as interrupt, repeated(self._poll):
             self._check()
             detect_device(self._plan.device)
@@ -141,13 +141,13 @@ class Runner:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def _restore(self) -> bool:
-        """Put all back. False where nothing can run any more."""
+        """Restore the state. False if nothing can run any more."""
         restored = self._start.restore()
         self._take_loss()
         return restored
 
     def _take_loss(self) -> None:
-        """End the experiment where a GPU was lost: with the error of the user's code if there is one."""
+        """End the experiment if a GPU was lost, with the error of the user's code if there is one."""
         lost = self._start.lost
         if lost is None or isinstance(self.error, DeviceLost):
             return
@@ -157,11 +157,11 @@ class Runner:
             self.error.add_note(lost.NEXT_STEP)
 
     def _all_restore(self) -> bool:
-        """Restore on all ranks. False where any rank cannot."""
+        """Restore on all ranks. False if any rank cannot."""
         return all(self._ranks.of_all(self._restore()))
 
     def _release(self, error: Exception) -> None:
-        """Free what a failed run holds; if it has made the GPU unusable, the experiment ends with it."""
+        """Free what a failed run holds. If the GPU is unusable now, the experiment ends with `error`."""
         lost = gpus.lost()
         if lost is None:
             release(error)
@@ -173,7 +173,7 @@ class Runner:
     # -- runs with their trace -----------------------------------------------------------------------------------
 
     def _run_in_full(self) -> None:
-        """Run the base and then each arm once in full, except those with a full run from before."""
+        """One full run of the base and then of each arm, except arms that have a full run from before."""
         first = self._first()
         self._arms = [first]
         self._say(first.arm.label, 0)
@@ -217,7 +217,7 @@ class Runner:
             arm.prediction = predictions.of(arm.execution.arm, arm.arm.texts, self._plan.base.texts)
 
     def _run_size(self, batch: Setting, size: int) -> Block | None:
-        """A block of A with another batch size; None where that cannot run."""
+        """A block of A with another batch size; None if that cannot run."""
         a, baseline = self._arms[0].full_run, self._baseline_run
         if self._ended or a is None or baseline is None:
             return None
@@ -228,7 +228,7 @@ class Runner:
         return self._run_block(ready, schedule.block_size([a.run]), on_gpu=a.run.device.kind == "cuda")
 
     def _run_block(self, arm: ArmState, size: schedule.Size, *, on_gpu: bool) -> Block | None:
-        """One block of that arm; None where it failed."""
+        """One block of that arm; None if it failed."""
         self._steps = size.total
         result = run_block(arm.execution, size, self._stopper, on_gpu=on_gpu)
         error = error_of_all(self._ranks, None if isinstance(result, Block) else result)
@@ -259,7 +259,7 @@ class Runner:
         return self._done.get(BASELINE) or (self._arms[0].full_run if not self._plan.base.settings else None)
 
     def _with_other_seeds(self, first: ArmState) -> None:
-        """Runs of A with other seeds, which show how far losses differ by random numbers alone."""
+        """Runs of A with other seeds, which show how much losses differ by random numbers alone."""
         steps = UNPROFILED_STEPS + TRACED
         settings = Settings(steps=steps, trace=False, live=False, save=False, device=self._plan.device)
         for seed in range(1, self._plan.seeds + 1):
@@ -304,7 +304,7 @@ class Runner:
 
     @property
     def _full_run_count(self) -> int:
-        """The number of full runs, those with other seeds aside."""
+        """The number of full runs, without runs with other seeds."""
         return sum(self._done.get(arm.label) is None for arm in (self._plan.base, *self._plan.arms))
 
     def _run_full(self, arm: ArmState, *, quiet: bool) -> None:
@@ -345,7 +345,7 @@ class Runner:
     # -- blocks --------------------------------------------------------------------------------------------------
 
     def _run_blocks(self) -> None:
-        """Run turn after turn, until there are enough pairs, the time is over, or the user stops it."""
+        """Run turn after turn until there are enough pairs, time is over, or the user stops."""
         arms, plan, budget, ranks = self._arms, self._plan, self._budget, self._ranks
         able = [
             i for i, a in enumerate(arms) if (a.full_run is not None or plan.screening or plan.early) and not a.failure
@@ -400,7 +400,7 @@ class Runner:
         return turns
 
     def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began_s: float, on_gpu: bool) -> None:
-        """Run each of these arms in this order."""
+        """Run one turn: each of these arms, in this order."""
         budget, total = self._budget, turns * len(order)
         for i in order:
             arm, ran = self._arms[i], self._blocks
@@ -422,7 +422,7 @@ class Runner:
                 arm.blocks.append(replace(block, arm=i, turn=turn, order=ran))
                 self._blocks += 1
 
-    # -- what came out -------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------
 
     def _experiment(self, seconds: float) -> Experiment:
         sides = [arm.side_with_edit(self._code) for arm in self._arms]
@@ -466,11 +466,11 @@ class Runner:
 
     @property
     def _ended(self) -> bool:
-        """Whether nothing more begins. A point at which ranks agree: a rank may wait here for the others."""
+        """Whether nothing more begins. The ranks agree on it: a rank may wait here for the others."""
         said = self._ranks.of_all([self._halted, self._budget.over])
         return any(halted for halted, _ in said) or said[0][1]
 
-    # -- what is said meanwhile ----------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------
 
     def _say(self, what: str, done: int) -> None:
         self._tell(Progress(what, done, 1 + len(self._plan.arms), None))
@@ -485,7 +485,7 @@ class Runner:
         if self._budget.over and not self._ranks.is_of_several:
             self._stopper.cut()
         now = self._stopper.progress(self._now, self._steps)
-        with suppress(Exception):  # a view that fails ends no run
+        with suppress(Exception):  # a failing view must not end a run
             self.tick(self._budget.timed(now))
 
     def _expect(self) -> None:

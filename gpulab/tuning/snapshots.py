@@ -1,4 +1,4 @@
-"""The same start for each run of an experiment: a snapshot of the user's state, restored before each and at the end."""
+"""The same start for each run of an experiment: the user's state is restored before each run and at the end."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpulab.tuning.code import Code
 
 
 class Start:
-    """Takes the state of what the code uses when it is made. `whole`: all of it, so that losses can be compared.
+    """A snapshot of what the code uses. `whole`: it covers the whole state, so that losses can be compared.
 
-    `notes` say what could not be put back; `used_up` are iterators that the code takes from.
+    `notes` say what could not be restored; `used_up` are iterators that the code consumes.
     """
 
     def __init__(self, code: Code) -> None:
         self.notes: list[str] = []
         self.used_up: list[str] = []
-        self.lost: DeviceLost | None = None  # the GPU takes no more work: nothing can be put back
+        self.lost: DeviceLost | None = None  # the GPU takes no more work: nothing can be restored
         self._namespace = code.namespace
         self._before = set(code.namespace)
         self._new_names: dict[str, Any] = {}
@@ -40,11 +40,11 @@ class Start:
 
     @property
     def words(self) -> str:
-        """What was put back, or why not."""
+        """What was restored, or why not."""
         return self._words + (f" Not restored: {quoted(self.used_up)}." if self.used_up else "")
 
     def used_up_words(self, *, loads: bool) -> str:
-        """A warning where the code consumes iterators; `loads`: a DataLoader option is compared."""
+        """A warning if the code consumes iterators; `loads`: a DataLoader option is compared."""
         names = self.used_up
         if not names:
             return ""
@@ -65,7 +65,7 @@ class Start:
             self.notes.append(words)
 
     def restore(self) -> bool:
-        """Restore the state. False where nothing can run any more."""
+        """Restore the state. False if nothing can run any more."""
         if self._state is None:
             return False
         try:
@@ -81,7 +81,7 @@ class Start:
         return True
 
     def lose(self, lost: DeviceLost) -> None:
-        """Nothing can be put back any more."""
+        """Record that the GPU is lost: nothing can be restored any more."""
         self.lost, self._state = lost, None
         self.note(f"Not restored: {lost}")
 
@@ -90,9 +90,9 @@ class Start:
         self._new_names = dict(self._namespace)
 
     def end(self) -> None:
-        """Put all back for the last time. New names of later runs go; Dynamo, for one, leaves names of its own."""
+        """Restore everything for the last time. Removes names that later runs added, such as Dynamo's."""
         self.restore()
-        self._state = None  # it holds what the cell had before
+        self._state = None  # releases the cell's former objects
         for knob in KNOBS.values():
             knob.forget()
         for name in set(self._namespace) - self._before - set(self._new_names):

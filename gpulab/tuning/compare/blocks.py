@@ -1,7 +1,7 @@
-"""Two sides against each other, by blocks that ran in turn or by the steps of one full run of each.
+"""Compares two sides, by interleaved blocks or by the steps of one full run of each side.
 
-Blocks of one turn become pairs, and their ratios a verdict. Two full runs ran one after the other: that is weaker
-evidence.
+Blocks of one turn form pairs, and the ratios of the pairs give the verdict. Two full runs, one after the other, are
+weaker evidence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpulab.tuning.compare.verdicts import (
 from gpulab.tuning.record import Block, Comparison, Experiment, Side, Unit
 from gpulab.verdict import contradicts, is_decided, verdict
 
-FEWEST_PAIRS = 4  # with three, the few that end have shown too narrow an interval by chance: 93 % where 95 are said
+FEWEST_PAIRS = 4  # stopping at three pairs favours intervals that are too narrow by chance: they cover 93 %, not 95 %
 
 
 def compare_blocks(
@@ -43,14 +43,13 @@ def compare_blocks(
     changes_training: str = "",
     notes: Sequence[str] = (),
 ) -> Comparison:
-    """B against A from the blocks of both, which ran interleaved: `Block.turn` pairs them.
+    """B against A from their interleaved blocks, paired by `Block.turn`.
 
-    A second block of A in a turn measures A against itself: the noise floor. Without any, A's neighbouring turns do.
-    Of several blocks of A in a turn, the one that ran nearest to B's is its pair, so that a drift falls out; of two
-    equally near ones by turns the earlier and the later. `same_start`: the state was put back before each run.
-    `changes_training`: why B trains another algorithm (`Knob.changes_training`); empty where it does not. Without any
-    pair the full runs of both are compared, and the evidence is "sequential". Fewer pairs than `FEWEST_PAIRS` have no
-    interval.
+    A second block of A in a turn gives the noise floor (A against itself); without one, A's neighbouring turns do.
+    Of several blocks of A in a turn, the one nearest to B's block is its pair, so that a drift cancels; of two equally
+    near ones, the earlier in even turns and the later in odd turns. `same_start`: the state was restored before each
+    run. `changes_training`: why B trains another algorithm (`Knob.changes_training`); empty if it does not. Without any
+    pair the full runs are compared, and the evidence is "sequential". Fewer pairs than `FEWEST_PAIRS` have no interval.
     """
     a, b, note = with_sample_counts(a, b)
     notes = [*notes, *filter(None, [note])]
@@ -83,7 +82,7 @@ def compare_blocks(
 
 
 def carries_verdict(a: Side, b: Side, *, precise: bool) -> bool:
-    """Whether the blocks that ran so far carry the verdict: see `decide`."""
+    """Whether the blocks so far settle the verdict: see `decide`."""
     a, b, _ = with_sample_counts(a, b)
     unit, unfair = unit_of(a, b)
     ratios = pair_ratios(a, b, unit)
@@ -93,12 +92,12 @@ def carries_verdict(a: Side, b: Side, *, precise: bool) -> bool:
 
 
 def pair_ratios(a: Side, b: Side, unit: Unit) -> Float64:
-    """B over A of each turn, in order."""
+    """The ratio B over A of each turn, in order."""
     return _ratios(_pairs(usable(a), usable(b)), unit)
 
 
 def own_ratio(a: Side, b: Side, unit: Unit) -> float | None:
-    """The median ratio of the pairs without the training thread's waits for a core; None where one is not known."""
+    """The median ratio of the pairs without the training thread's waits for a core; None if any wait is unknown."""
     own = [
         us(y, unit) * y.own_fraction / us(x, unit) / x.own_fraction
         for x, y in _pairs(usable(a), usable(b))
@@ -112,7 +111,7 @@ def same_ratios(a: Side, unit: Unit) -> Float64:
 
 
 def _pairs(a: Sequence[Block], b: Sequence[Block]) -> list[tuple[Block, Block]]:
-    """Per turn the block of A and the block of B that ran nearest to each other, A's first."""
+    """For each turn, the block of A and the block of B that ran nearest to each other, in this order."""
     pairs = []
     for turn in sorted({x.turn for x in a} & {x.turn for x in b}):
         in_turn = [(x, y) for x in a for y in b if x.turn == y.turn == turn]
@@ -123,7 +122,7 @@ def _pairs(a: Sequence[Block], b: Sequence[Block]) -> list[tuple[Block, Block]]:
 
 
 def _same_pairs(a: Sequence[Block]) -> list[tuple[Block, Block]]:
-    """A against A: two blocks of one turn, else of neighbouring turns; by turns the earlier and the later one first."""
+    """A against A: two blocks of one turn, else of neighbouring turns; their order alternates from pair to pair."""
     turns: dict[int, list[Block]] = {}
     for block in sorted(a, key=lambda block: block.order):
         turns.setdefault(block.turn, []).append(block)
@@ -139,7 +138,7 @@ def _ratios(pairs: Sequence[tuple[Block, Block]], unit: Unit) -> Float64:
 
 
 def _repeatability(a: Side, b: Side) -> list[str]:
-    """Notes where a side does not repeat itself at identical settings, on which a comparison rests."""
+    """Notes for a side whose blocks differ at identical settings: a comparison assumes that they repeat."""
     notes = []
     for side in (a, b):
         runs = [block.losses for block in side.blocks if block.losses]
@@ -151,21 +150,21 @@ def _repeatability(a: Side, b: Side) -> list[str]:
     return notes
 
 
-# Whether the pairs that ran so far decide a comparison, so that it may end; asked after each turn. Pure.
+# Whether the pairs so far decide a comparison, so that it may end; checked after each turn. Pure functions.
 
 
-PRECISE = 0.05  # half the width of an interval, of settings that are compared with each other, too
+PRECISE = 0.05  # half width of an interval, if settings are compared with each other as well
 
-# Student's t by degrees of freedom from 3 on, two-sided: 99.8 % for a difference, 99 % for its absence, where a look
-# too many does less harm: the true ratio must lie at the very edge of the band.
+# Student's t by degrees of freedom from 3 on, two-sided: 99.8 % for a difference, 99 % for its absence. Repeated checks
+# inflate errors less for an absence: the true ratio would have to lie at the very edge of the band.
 _DIFFERENT = (10.21, 7.17, 5.89, 5.21, 4.79, 4.50, 4.30, 4.14, 4.02, 3.93, 3.85, 3.79, 3.73, 3.69, 3.65, 3.61)
 _ALIKE = (5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92, 2.90, 2.88)
 
 
 def decide(ratios: Float64, same: Float64, *, precise: bool = False) -> bool:
-    """Whether more pairs would not change the verdict. `ratios` are of B over A, `same` of A over itself.
+    """Whether more pairs would not change the verdict. `ratios`: B over A; `same`: A over itself.
 
-    `precise`: also whether the interval is narrow, as the choice among several settings needs it.
+    `precise`: the interval must also be narrow, as a choice among several settings requires.
     """
     estimate, floor = paired(ratios), noise_floor(same)
     if estimate is None or estimate.interval is None or len(ratios) < FEWEST_PAIRS:
@@ -186,7 +185,7 @@ def decide(ratios: Float64, same: Float64, *, precise: bool = False) -> bool:
 
 
 MOST_STEPS = 10  # of a block; definitions.md, "Honest comparison" 3: 5 to 10
-FEWEST_BLOCKS = 6  # what a bootstrap needs; a run of fewer steps than this makes of 5 has shorter blocks
+FEWEST_BLOCKS = 6  # for a bootstrap; a run with fewer than 6 blocks of 5 steps has shorter blocks
 UNPROFILED, PROFILED = "without the profiler", "with the profiler"
 
 
@@ -199,11 +198,11 @@ def compare_sequential(
     changes_training: str = "",
     notes: Sequence[str] = (),
 ) -> Comparison:
-    """B against A from the steps of their full runs, whose consecutive steps make blocks; nothing is paired.
+    """B against A from the steps of their full runs: consecutive steps form blocks, which are not paired.
 
-    Both are judged by their unprofiled steps, or both by their profiled ones where a side has only those. Each side's
-    time is the typical step of its own report, and the ratio is that of these; the blocks tell how sure it is. The
-    noise floor is the larger drift within a run: its second half against its first.
+    Both sides are judged by their unprofiled steps, or both by their profiled steps if one side has only those. Each
+    side's time is the typical step of its own report, and the ratio is the quotient of these times; the blocks give
+    the interval. The noise floor is the larger drift within a run: its second half against its first.
     """
     how = kind_of_steps(a.facts, b.facts)
     a, b = _with_blocks(a, 0, how), _with_blocks(b, 1, how)
@@ -225,8 +224,9 @@ def compare_sequential(
 
 
 def _of_typical_steps(a: Side, b: Side, unit: Unit, of_blocks: Estimate | None) -> Estimate | None:
-    """The ratio of both typical steps. Its interval is as wide as that of the blocks, and holds both where the blocks
-    have another ratio.
+    """The ratio of the typical steps, with the interval of the blocks.
+
+    If the blocks have another ratio, the interval spans both their interval and the same interval around this ratio.
     """
     of_a, of_b = (side.us_per_sample if unit == "sample" else side.us_per_step for side in (a, b))
     if of_blocks is None or not of_a or not of_b:
@@ -269,7 +269,7 @@ def _rows(figures: Facts, how: str) -> Int64:
 
 
 def block_steps(count: int) -> int:
-    """Steps per block: ten where that makes enough blocks, else fewer, below thirty steps fewer than five."""
+    """Steps per block: ten if that makes enough blocks, else fewer; with less than 30 steps fewer than five."""
     return max(1, min(MOST_STEPS, count // FEWEST_BLOCKS))
 
 
@@ -314,9 +314,9 @@ def _notes(a: Side, b: Side, how: str) -> list[str]:
 
 
 def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Comparison | Experiment:
-    """The runs after the first against the first. Raises UsageError for fewer than two.
+    """Each later run against the first. Raises UsageError for fewer than two runs.
 
-    Two runs give a Comparison, more an Experiment. `notes` are told with each.
+    Two runs give a Comparison, more runs an Experiment. `notes` are shown with each comparison.
     """
     if len(runs) < 2:
         raise UsageError("A comparison needs two runs: name the one to compare with first, then the other.")
@@ -340,7 +340,7 @@ def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Compariso
 
 
 def _label(run: Run, index: int, runs: Sequence[Run]) -> str:
-    """The run's name; its id where several runs have that name."""
+    """The run's name; its id if several runs have that name."""
     if sum(other.name == run.name for other in runs) == 1:
         return run.name
     alike = sum(other.id == run.id for other in runs[:index])

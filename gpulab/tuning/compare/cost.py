@@ -1,6 +1,6 @@
-"""The cost of a setting: a million samples in time, energy and money, and its one-time cost before the steps.
+"""The cost of a setting: time, energy and money for a million samples, and the one-time cost before the steps.
 
-Filling a cache, compiling and starting workers are taken once; no speedup shows them (definitions.md, "One-time cost").
+Filling a cache, compiling and starting workers happen once; a speedup omits them (definitions.md, "One-time cost").
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpulab.formatting import capitalized, duration
 from gpulab.tuning.record import Comparison, Side, Speed
 
 MILLION = 1e6
-LEAST_S = 2.0  # power is a mean over 1 s on Ampere and newer (pitfalls.md, "NVML"), and energy needs seconds
+LEAST_S = 2.0  # NVML's power is a mean over 1 s on Ampere and newer (pitfalls.md, "NVML"): energy needs seconds
 LEAST_READINGS = 3
 
 
 class Spending(Struct, frozen=True):
-    """Of one side, for a million samples. None is "not measurable", with the reason in `why_no_energy`."""
+    """The cost of a million samples on one side. None: not measurable, with the reason in `why_no_energy`."""
 
     device_s: float | None  # time of the device, at the speed measured without the profiler
     mean_power_w: float | None  # of the GPU, over the counted steps
@@ -32,7 +32,7 @@ class Spending(Struct, frozen=True):
 
 
 def spending(side: Side, price_per_hour: float | None = None) -> Spending:
-    """From the time per sample and the GPU's power. `price_per_hour` of the machine: without it there is no cost."""
+    """Computed from the time per sample and the GPU's power. `price_per_hour` of the machine; None: no `cost`."""
     power_w, why = _power(side)
     if side.us_per_sample is None:
         return Spending(None, power_w, None, None, why or "the samples of a step are not known")
@@ -47,7 +47,7 @@ def spending(side: Side, price_per_hour: float | None = None) -> Spending:
 
 
 def _power(side: Side) -> tuple[float | None, str]:
-    """Mean power of the GPU while the counted steps ran, or why it is not known."""
+    """Mean power of the GPU over the counted steps, or why it is unknown."""
     if side.facts is None:
         return None, f"{side.label} did not run"
     run, rows = side.facts.run, side.facts.selection.rows
@@ -64,16 +64,19 @@ def _power(side: Side) -> tuple[float | None, str]:
 
 
 class SetupCost(Struct, frozen=True):
-    """`steps` of the baseline, with their 95 % interval, save these `seconds`; None: it is not faster for certain."""
+    """`seconds` that a setting costs once. After `steps` of the baseline (95 % interval) it pays off.
+
+    `steps` is None if the setting is not proved faster.
+    """
 
     seconds: float
     steps: float | None
     interval: tuple[float, float] | None
-    cell_steps: int | None  # that the cell runs; None: not known
+    cell_steps: int | None  # steps that the cell runs; None: unknown
 
     @property
     def pays(self) -> bool:
-        """Whether the cell runs that many steps; true where its number of steps is unknown."""
+        """Whether the cell runs enough steps to pay off; true if its number of steps is unknown."""
         return self.steps is None or self.cell_steps is None or self.steps <= self.cell_steps
 
     @property
@@ -90,9 +93,9 @@ class SetupCost(Struct, frozen=True):
 
 
 def setup_s(a: Side, b: Side) -> float | None:
-    """What B took more than A before its steps when it ran first, in full or as a block: later runs keep a cache.
+    """How much longer B took than A before its steps in its first run, full or block: later runs reuse caches.
 
-    0 where a start of A took as long; None where it was not measured.
+    0 if a start of A took as long; None if it was not measured.
     """
     of_a = [block.setup_ns for block in a.blocks if block.setup_ns is not None]
     of_b = [ns for ns in (b.setup_ns, *(block.setup_ns for block in b.blocks[:1])) if ns is not None]
@@ -103,7 +106,7 @@ def setup_s(a: Side, b: Side) -> float | None:
 
 
 def setup_cost(speed: Speed, step_us: float | None, cell_steps: int | None) -> SetupCost | None:
-    """The one-time cost of a setting with this speed over a baseline with this step; None where it is negligible."""
+    """The one-time cost of a setting with this speed over a baseline with this step; None if it is negligible."""
     seconds, ratio, interval = speed.setup_s, speed.ratio, speed.interval
     if not seconds or seconds < LEAST_SETUP_S:
         return None
@@ -114,8 +117,9 @@ def setup_cost(speed: Speed, step_us: float | None, cell_steps: int | None) -> S
 
 
 def cell_ratio(speed: Speed, cost: SetupCost | None, step_us: float | None) -> float:
-    """How many times as long as the baseline the whole cell takes, with what is taken once; the steps' where its
-    number of steps is not known.
+    """The time of the whole cell over the baseline's, one-time cost included.
+
+    If the number of steps is unknown, the ratio of the steps.
     """
     once = cost.seconds * 1e6 / (cost.cell_steps * step_us) if cost and cost.cell_steps and step_us else 0.0
     return (speed.ratio or 1.0) + once
@@ -132,13 +136,13 @@ def cost_sentence(comparison: Comparison) -> str:
 
 
 def cell_steps(figures: Facts | None) -> int | None:
-    """The number of steps of the whole cell; None where the run was ended early."""
+    """The number of steps of the whole cell; None if the run was ended early."""
     run = figures.run if figures is not None else None
     return len(run.steps) if run is not None and run.outcome == "completed" else None
 
 
 def fastest(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """Of those that are faster for certain the one with which the cell takes least; one that pays off before others."""
+    """Of the comparisons with verdict "faster", the one whose cell takes least; settings that pay off come first."""
     faster = [c for c in comparisons if c.verdict == "faster"]
     return min(faster, key=lambda c: (not pays(c), cell_ratio(c, cost_of(c), c.a.us_per_step)), default=None)
 

@@ -29,10 +29,10 @@ _LOADER_NAMES = {"batch_size": "batch size", "num_workers": "number of workers"}
 
 
 def differences(a: Side, b: Side, *, sequential: bool) -> tuple[str, ...]:
-    """Sentences, the gravest first. What the settings of a side change on purpose is none of them.
+    """Sentences, the gravest first, without the changes that the settings of a side make on purpose.
 
-    Of arms of one experiment (not `sequential`) the code differs on purpose or not at all, and is not compared; nor are
-    the options of the DataLoader where a side has settings.
+    The code of arms of one experiment (not `sequential`) is not compared: it differs on purpose or not at all. Options
+    of the DataLoader are not compared either if a side has settings.
     """
     sentences = list(_without_effect(a, b))
     if a.facts is not None and b.facts is not None:
@@ -98,7 +98,7 @@ def _of_loader(a: Loader | None, b: Loader | None) -> Iterator[str]:
 
 
 def _of_code(a: str, b: str) -> Iterator[str]:
-    """How many lines differ, with the first; nothing where a side has no code."""
+    """How many lines differ, with the first one; nothing if a side has no code."""
     if not a.strip() or not b.strip() or a.split() == b.split():
         return
     lines_a, lines_b = a.splitlines(), b.splitlines()
@@ -114,7 +114,7 @@ def _line(lines: list[str]) -> str:
 
 
 def _of_workers(side: Side) -> Iterator[str]:
-    """A sentence where a loader ran with another number of workers than the setting says."""
+    """A sentence if a loader ran with another number of workers than the setting says."""
     workers = side.settings.get(WORKERS.name, "")
     loader = side.facts.run.loader if side.facts is not None else None
     if loader is not None and workers.isdecimal() and loader.num_workers != int(workers):
@@ -143,13 +143,13 @@ def _of_clocks(a: Side, b: Side) -> Iterator[str]:
             yield f"{side.label}: the GPU was throttled ({', '.join(reasons)})."
     in_a, in_b = _reading(a, "sm_clock_mhz", np.nanmedian), _reading(b, "sm_clock_mhz", np.nanmedian)
     busy_a, busy_b = (_reading(side, "gpu_utilization_pct", np.nanmean) or 0.0 for side in (a, b))
-    # a GPU with less to do lowers its clock by itself: that comes from the change, it does not disturb the comparison
+    # a GPU with less work lowers its clock by itself: that is an effect of the setting, not a disturbance
     if in_a and in_b and abs(in_b / in_a - 1) > CLOCK_DIFFERS and (in_b - in_a) * (busy_b - busy_a) <= 0:
         yield f"Other GPU clock: {number(round(in_a))} and {number(round(in_b))} MHz (medians)."
 
 
 def _throttled(side: Side) -> list[str]:
-    """Throttle reasons in at least one reading of ten: a single one at the start does not count."""
+    """Throttle reasons in at least a tenth of the readings: a single reading at the start does not count."""
     assert side.facts is not None
     series = side.facts.run.samples.get("throttle_reasons")
     if series is None or not len(series.value):
@@ -167,12 +167,12 @@ def _reading(side: Side, name: str, summary: Callable[[np.ndarray], np.floating]
 
 
 def _differ(a: object, b: object) -> bool:
-    """Both are known, and not the same."""
+    """Whether both are known and differ."""
     both = a is not None and b is not None and a not in _UNKNOWN and b not in _UNKNOWN
     return both and a != b
 
 
-SAME = 1e-6  # relative: the last bits of float32, which another order of additions changes
+SAME = 1e-6  # relative: the last bits of float32, which depend on the order of additions
 UNMOVED = "the other seeds changed nothing: your code sets its own seed, or draws no random numbers"
 UNSEEDED = "how far another seed alone moves them was not measured (--seeds 3 does)"
 Curve = tuple[float, ...]
@@ -181,15 +181,15 @@ Curve = tuple[float, ...]
 def compare_losses(
     a: Side, b: Side, *, same_start: bool = True, changes_training: str = "", other_steps: bool = False
 ) -> LossComparison | None:
-    """Both curves, and the verdict on them; None where no loss was recorded on either side.
+    """Both curves, and the verdict on them; None if no loss was recorded on either side.
 
-    `other_steps`: the same step takes other samples on both sides (another batch, accumulation), `changes_training`
-    says why. Else losses that differ are judged by the band, which needs `a.seed_losses`: without, the seeds were not
-    run; where they changed nothing, every difference is the setting's.
+    `other_steps`: the same step processes different samples on the two sides (batch size, accumulation);
+    `changes_training` says why. Otherwise losses that differ are judged by the band of `a.seed_losses`; without these,
+    no seeds were run. If the seeds changed nothing, every difference is due to the setting.
     """
     if not a.losses and not b.losses:
         return None
-    of_seeds = [losses for losses in a.seed_losses if np.isfinite(losses).any()]  # a run that failed has none
+    of_seeds = [losses for losses in a.seed_losses if np.isfinite(losses).any()]  # a failed run has no losses
     unmoved = bool(of_seeds) and all(repeats(a.losses, losses) for losses in of_seeds)
     band = loss_band([a.losses, *of_seeds]) if of_seeds and not unmoved else ()
     seeds = len(of_seeds)
@@ -239,14 +239,14 @@ def loss_band(curves: Sequence[Curve]) -> tuple[tuple[float, float], ...]:
 
 
 def repeats(first: Curve, again: Curve) -> bool:
-    """Whether two runs at identical settings gave the same losses, as far as both have any."""
+    """Whether two runs at identical settings gave the same losses, over the steps that both recorded."""
     common = min(len(first), len(again))
     apart = _apart(np.array(first[:common], np.float64), np.array(again[:common], np.float64))
     return bool(np.nanmax(apart, initial=0.0) <= SAME)
 
 
 def _broken(a: Float64, b: Float64) -> str:
-    """Where a loss stopped being a number on one side only, or on both."""
+    """The step at which a loss became NaN or infinite, on one side or on both."""
     lines = []
     for side, own, other in (("A", a, b), ("B", b, a)):
         last = len(own) - 1  # the last step may have been cut off before its loss
@@ -265,9 +265,9 @@ def _apart(a: Float64, b: Float64) -> Float64:
 
 
 def _distance(b: Float64, seeds: Sequence[Curve]) -> float:
-    """How far b is from the mean of the seeds, over what one more seed would be expected to be: a Student's t.
+    """Distance of b from the mean of the seeds, divided by the expected distance of one more seed: a Student's t.
 
-    Root mean square over the steps, so that a curve that lies apart all along and one that strays count alike.
+    Root mean square over the steps, so that a constant offset and a single excursion count alike.
     """
     common = min(len(b), *map(len, seeds))
     table = np.array([curve[:common] for curve in seeds], np.float64)

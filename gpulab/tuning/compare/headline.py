@@ -1,4 +1,4 @@
-"""The headline of a comparison: one sentence, and the figures it rests on."""
+"""The headline of a comparison: one sentence, and the figures behind it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpulab.tuning.record import BASELINE, NO_EFFECT, Comparison, Experiment, Si
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 
 _BASELINE = f"the {BASELINE}"
-MOST_NAMES = 2  # settings in a sentence; of more only their number
+MOST_NAMES = 2  # settings named in a sentence; if there are more, only their number
 _LEVELS = {"faster": "good", "slower": "bad"}
 
 
 def comparison_headline(comparison: Comparison) -> Headline:
-    """What B does to the time of A, and which part of the step explains it."""
+    """How B changes the time of A, and which part of the step explains it."""
     key = comparison.verdict.replace(" ", "_")
     return Headline(key, _sentence(comparison), _evidence(comparison), _level(comparison))
 
@@ -50,7 +50,7 @@ def _level(comparison: Comparison) -> str:
 
 
 def _sentence(comparison: Comparison) -> str:
-    """The verdict first, then the one figure that carries it."""
+    """The verdict first, then the one figure that supports it."""
     name = _name(comparison.b)
     if comparison.verdict == "not comparable":
         if (comparison.b.failure or "").startswith(NO_EFFECT):
@@ -70,7 +70,7 @@ def _sentence(comparison: Comparison) -> str:
 
 
 def _undecided_words(comparison: Comparison, speed: str) -> str:
-    """The measured ratio, and why it does not decide."""
+    """The measured ratio, and why it decides nothing."""
     if comparison.interval is None:
         return f"gave a {speed}, but too few blocks ran to tell"
     interval = f"the 95 % interval is {_bounds(comparison)}"
@@ -136,7 +136,7 @@ def _evidence(comparison: Comparison) -> str:
 
 
 def _what_would_decide(comparison: Comparison) -> str:
-    """How many pairs, if that many are within reach."""
+    """How many pairs would decide it, if that many are feasible."""
     if comparison.ratio is None or comparison.evidence != "interleaved" or comparison.pairs < TOO_FEW:
         return ""
     pairs = comparison.pairs_to_decide
@@ -202,7 +202,7 @@ def _none_faster(experiment: Experiment) -> Headline:
 
 
 def _may(names: list[str]) -> str:
-    """ "a=1 and b=2 may be": of many, how many."""
+    """ "a=1 and b=2 may be"; if there are many, only their number."""
     who = f"{len(names)} of them" if len(names) > MOST_NAMES else " and ".join(names)
     return f"{who} may be"
 
@@ -235,7 +235,7 @@ def _name(side: Side) -> str:
 
 
 def _capital(text: str) -> str:
-    """A sentence's beginning, where it is our own word and no name of the user's."""
+    """Capitalize the beginning of a sentence, unless it is a name from the user's code."""
     return capitalized(text) if text == _BASELINE else text
 
 
@@ -245,18 +245,18 @@ def _continued(note: str) -> str:
 
 NO_SINGLE_PART = " No single part of the step explains the difference."
 NOT_CLEAR = " The traced steps are too few, or too uneven, to say which part of the step changed."
-LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
+LEAST_COVERED = 1 / 3  # of the measured difference: a part that covers less is not its cause
 DISTURBED = " CPU contention in the traced runs hides which part of the step changed."
 SHORT_OF_CORES = " The traced runs were short of CPU cores, which hides what part of the step changed."
-CORE_WAIT = 0.05  # ours, of a step: on a quiet machine a thread waits 1 to 3 % of its time for a core
+CORE_WAIT = 0.05  # of a step, chosen by gpulab: on a quiet machine a thread waits 1 to 3 % of its time for a core
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 
 
 def because(comparison: Comparison) -> str:
-    """What changed most in the profiled runs, as a sentence of its own.
+    """The part that changed most in the profiled runs, as a separate sentence.
 
-    That no part shows it, where none covers a third of the difference. Empty where the parts cannot be compared in the
-    unit of the verdict, or where the profiled runs differ by something else than the blocks do.
+    If no part covers a third of the difference, the sentence says so. Empty if the parts cannot be compared in the
+    unit of the verdict, or if the profiled runs do not agree with the blocks.
     """
     per_sample = comparison.unit == "sample"
     divided = bool(comparison.parts)
@@ -278,9 +278,9 @@ def because(comparison: Comparison) -> str:
 
 
 def disturbed(side: Side) -> str:
-    """A sentence where the profiled steps waited for a core, which lengthens any part, whatever the settings.
+    """A sentence if the profiled steps waited for a core, which lengthens any part, whatever the settings.
 
-    Empty where they did not, or where the program's own threads and workers had all of the cores: that is what it does.
+    Empty if they did not, or if the program's own threads and workers used all cores: that wait belongs to the program.
     """
     shares, cores = (None, None) if side.facts is None else (side.facts.shares, side.facts.cores)
     if shares is None or shares.of("core_wait") < CORE_WAIT:
@@ -292,7 +292,7 @@ def disturbed(side: Side) -> str:
 
 
 def _unnamed(comparison: Comparison, per_sample: bool) -> str:
-    """A sentence where no part with a name covers the difference."""
+    """A sentence if no named part covers the difference."""
     difference_us = _difference_us(comparison)
     covers = [
         part
@@ -307,15 +307,15 @@ def _unnamed(comparison: Comparison, per_sample: bool) -> str:
 
 
 def _difference_us(comparison: Comparison) -> float:
-    """Of B and A, in the unit of the comparison."""
+    """The difference between B and A, in the unit of the comparison."""
     of_a = comparison.a.us_per_sample if comparison.unit == "sample" else comparison.a.us_per_step
     return (of_a or 0.0) * ((comparison.ratio or 1.0) - 1)
 
 
 def _epoch_starts(comparison: Comparison) -> tuple[str, float]:
-    """How the first steps of epochs changed, in words; and by how much that moves the mean step or sample, in µs.
+    """How the first steps of epochs changed, in words, and by how much that shifts the mean step or sample, in µs.
 
-    Nothing where they changed the other way than the verdict has it. No accounting has these steps: they are odd ones.
+    Empty if they changed against the verdict. The breakdown leaves these steps out: they count as odd.
     """
     if comparison.a.facts is None or comparison.b.facts is None:
         return "", 0.0
@@ -329,7 +329,7 @@ def _epoch_starts(comparison: Comparison) -> tuple[str, float]:
 
 
 def _first_steps(figures: Facts, unit: str) -> tuple[float, float]:
-    """The mean first step of an epoch, and how much longer the mean step (or sample) is by these, in µs; 0 if none."""
+    """The mean first step of an epoch, and how much these steps add to the mean step (or sample), in µs; 0 if none."""
     steps = figures.run.steps
     counts = ((steps.flags & _ODD) == 0) & (steps.phase != Phase.TRACED)
     first = counts & ((steps.flags & StepFlag.EPOCH_START) != 0)
@@ -343,6 +343,6 @@ def _first_steps(figures: Facts, unit: str) -> tuple[float, float]:
 
 
 def _change(before_us: float, after_us: float) -> str:
-    """ "grew from 1.20 ms to 3.40 ms": two times in one unit, so that they compare at a glance."""
+    """ "grew from 1.20 ms to 3.40 ms": both times in one unit, so that they compare at a glance."""
     before, after = durations(before_us, after_us)
     return f"{'grew' if after_us > before_us else 'shrank'} from {before} to {after}"

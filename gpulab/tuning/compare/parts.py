@@ -17,9 +17,9 @@ from gpulab.run import Float64, Run, StepFlag
 from gpulab.tuning.record import Block, Comparison, PartChange, Side
 
 ONE_RUN_EACH = "one traced run each"
-LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not told
-LEAST_STEPS = 3  # profiled steps on each side: with fewer their spread is not known
-AGREES = 1.25  # times: a run may lie so far outside the interval of the blocks, or all of them, in either direction
+LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not reported
+LEAST_STEPS = 3  # profiled steps on each side: with fewer their spread is unknown
+AGREES = 1.25  # factor by which a run may lie outside the blocks, or outside their interval, in either direction
 _ODD = (
     StepFlag.FIRST | StepFlag.LAST | StepFlag.EPOCH_START | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 )
@@ -46,11 +46,11 @@ LABELS: Mapping[str, str] = MappingProxyType(
 
 
 def part_changes(a: Side, b: Side, *, per_sample: bool) -> tuple[PartChange, ...]:
-    """Every part that took time on either side; empty where a side has no accounting of steps.
+    """Every part that took time on either side; empty if a side has no breakdown of steps.
 
-    Each side's breakdown as its report has it, of the time that the comparison gives that side: parts sum to that time.
-    A part grew or shrank where it changed by at least 2 % of A's step and the middle 80 % of the profiled steps on both
-    sides do not overlap; of rounds of steps where workers hand batches over at once.
+    Each side has the fractions of its report, scaled to its time in the comparison: the parts sum to that time. A part
+    grew or shrank if it changed by at least 2 % of A's step and the middle 80 % of the profiled steps of the two sides
+    do not overlap. If workers deliver batches in bursts, rounds of steps are compared instead of steps.
     """
     if a.facts is None or b.facts is None or not comparable_accounts(a.facts, b.facts):
         return ()
@@ -68,10 +68,10 @@ def comparable_accounts(a: Facts, b: Facts) -> bool:
 
 
 def typical_steps(run: Run, account: Breakdown, round_steps: int = 1) -> Sequence[StepParts]:
-    """The profiled steps without odd ones, where at least three others (or rounds of so many) remain; whole rounds.
+    """The profiled steps without the odd ones, if at least three steps (or three rounds) remain; whole rounds only.
 
-    Odd are the first and the last, the first of an epoch, those with a compile or a profiler's edge, and those whose
-    batches were loaded while the profiler started.
+    Odd steps: the first and the last, the first of an epoch, steps with a compile or a profiler's edge, and steps
+    whose batches were loaded while the profiler started.
     """
     steps: Sequence[StepParts] = account.steps
     ahead = loaded_ahead(run.loader) if run.loader is not None else 0
@@ -83,10 +83,10 @@ def typical_steps(run: Run, account: Breakdown, round_steps: int = 1) -> Sequenc
 
 
 def profiled_runs_agree(comparison: Comparison) -> bool:
-    """Whether the one profiled run of each differs as the times do: else its parts tell of the machine, not of B.
+    """Whether the profiled runs differ as the times do; if not, their parts reflect the machine, not B.
 
-    The profiler makes short steps longer than long ones, so half the difference, in logarithms, may be missing; there
-    is no reason for a larger one.
+    The profiler lengthens short steps more than long ones, so half the difference, in logarithms, may be missing. A
+    larger difference has no such reason.
     """
     of_a, of_b = profiled_us(comparison)
     if not comparison.ratio or not of_a or not of_b:
@@ -99,21 +99,22 @@ def profiled_runs_agree(comparison: Comparison) -> bool:
 
 
 def run_agrees(run_us: float | None, blocks: Sequence[Block], other_us: float | None = None) -> bool:
-    """Whether a step of the run in full is as long as in the blocks (without any, as `other_us`): else its parts are of
-    another time than that.
+    """Whether a step of the full run takes as long as in the blocks, or as `other_us` if there are no blocks.
+
+    If not, the parts of the full run do not describe that time.
     """
     each = [b.time_ns / b.step_count / 1e3 for b in blocks if b.step_count and b.time_ns] or [other_us or 0.0]
     return not run_us or not all(each) or min(each) / AGREES <= run_us <= max(each) * AGREES
 
 
 def run_us(facts: Facts | None) -> float | None:
-    """A step of the run in full, as its report has it."""
+    """The step of the full run, as in its report."""
     step = facts.typical_step_us if facts is not None else None
     return step.median if step is not None else None
 
 
 def profiled_us(comparison: Comparison) -> tuple[float, float]:
-    """The mean profiled step of both sides, or sample where the comparison is of samples; 0 where there is none."""
+    """The mean profiled step of both sides, or sample if the comparison is per sample; 0 if there is none."""
     sides = [_profiled_us(side, comparison.unit) for side in (comparison.a, comparison.b)]
     return sides[0], sides[1]
 
@@ -130,14 +131,14 @@ def _profiled_us(side: Side, unit: str) -> float:
 
 
 def most_changed(parts: Sequence[PartChange], verdict: str, *, per_sample: bool) -> PartChange | None:
-    """The part that explains the verdict: it changed in the same direction, and most of all; never "unknown"."""
+    """The part that explains the verdict: the largest change in the same direction; never "unknown"."""
     grew = {"faster": False, "slower": True}.get(verdict)
     candidates = [c for c in parts if c.grew is not None and c.grew is grew and c.name != "unknown"]
     return max(candidates, key=lambda c: abs(change_us(c, per_sample=per_sample)), default=None)
 
 
 def both_us(change: PartChange, *, per_sample: bool) -> tuple[float, float]:
-    """The part on both sides, per sample where that is asked for and known, else per step."""
+    """The part on both sides, per sample if requested and known, else per step."""
     if per_sample and change.a_us_per_sample is not None and change.b_us_per_sample is not None:
         return change.a_us_per_sample, change.b_us_per_sample
     return change.a_us, change.b_us
@@ -149,7 +150,7 @@ def change_us(change: PartChange, *, per_sample: bool) -> float:
 
 
 class _Account(Struct, frozen=True):
-    """One side: its breakdown, the time that it divides, and how the profiled steps spread around it."""
+    """One side: its breakdown, the time that the breakdown divides, and the spread of the profiled steps."""
 
     shares: StepShares
     steps: Sequence[StepParts]
@@ -171,7 +172,7 @@ class _Account(Struct, frozen=True):
         return None if self.us_per_sample is None else self.shares.share[part] * self.us_per_sample
 
     def each(self, part: str, *, per_sample: bool) -> Float64:
-        """The part in each profiled step, or round of steps where enough are whole, scaled to the mean shown."""
+        """The part in each profiled step (or whole round of steps, if there are enough), scaled to the shown mean."""
         mean_us = (self.per_sample(part) if per_sample else self.us(part)) or 0.0
         ns = np.array([s.parts_ns[part] for s in self.steps], np.float64)
         if (rounds := len(ns) // self.round_steps) >= LEAST_STEPS:

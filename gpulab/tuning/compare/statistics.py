@@ -1,7 +1,7 @@
 """Statistics of a ratio of times: its estimate, its 95 % interval, the noise floor, and how many pairs would decide it.
 
-definitions.md, "Honest comparison" 4 and 5. Ratios are times of B over A: below 1 is faster. All is computed with their
-logarithms: twice as fast and half as fast lie equally far from 1.
+definitions.md, "Honest comparison" 4 and 5. Ratios are times of B over A: below 1 is faster. All computations use
+logarithms of ratios: twice as fast and half as fast are equally far from 1.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from gpulab.verdict import EQUIVALENT, TOO_FEW
 
 RESAMPLES = 4_000
 SEED = 20_240_731  # the same blocks give the same interval
-MOST_MORE = 5  # times as many pairs: what would take more needs a quieter machine, not patience
+MOST_MORE = 5  # times as many pairs: if more would be needed, a quieter machine is needed instead
 
 # The plain bootstrap of a median covers 87 to 93 % at 7 to 15 values (simulated: normal, Student's t with 2 degrees of
 # freedom, one-sided spikes); drawing two values fewer than there are, one fewer below eight, covers 94 to 96 %.
 _FEWER_DRAWS, _LEAST_FOR_TWO = (1, 2), 8
 
 # Below six values even their whole range covers the median in less than 95 % of cases (1 - 2 / 2**5 = 93.75 %), so no
-# bootstrap can: Student's t on the logarithms then, which is wide where there are few.
+# bootstrap can: then Student's t on the logarithms is used, which is wide for few values.
 LEAST_FOR_BOOTSTRAP = 6
-_MAD_IN_SD, _MEDIAN_IN_MEAN = 1.4826, 1.2533  # of normal values: a median's standard error by the median deviation
+_MAD_IN_SD, _MEDIAN_IN_MEAN = 1.4826, 1.2533  # normal values: from median deviation to standard error of the median
 
-# Pairs that follow each other are not always independent: a neighbour's burst spans several. Then the variance of what
-# they say is that of fewer, n (1 - r) / (1 + r) for the correlation r of neighbours (Bayley and Hammersley, 1946). Of
-# short series r comes out too small by (1 + 4 r) / n (Marriott and Pope, 1954).
-_MOST_CORRELATED = 0.6  # ours, twice as wide: of ten pairs r itself is known to 0.3 only
+# Successive pairs are not always independent: a load burst of another process spans several. The effective number of
+# pairs is then n (1 - r) / (1 + r), with the correlation r of neighbours (Bayley and Hammersley, 1946). For short
+# series the estimate of r is too small by (1 + 4 r) / n (Marriott and Pope, 1954).
+_MOST_CORRELATED = 0.6  # chosen by gpulab; doubles the interval: ten pairs give r only to within 0.3
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom, from 1
 
 
 class Estimate(Struct, frozen=True):
-    """A ratio and its 95 % interval; no interval where there are too few values for any."""
+    """A ratio and its 95 % interval; no interval if there are too few values."""
 
     ratio: float
     interval: tuple[float, float] | None
@@ -45,8 +45,9 @@ class Estimate(Struct, frozen=True):
 
 
 def paired(ratios: Float64) -> Estimate | None:
-    """Median of the ratios of pairs, in order, with a percentile bootstrap over pairs, wider where neighbouring pairs
-    are alike; None without a pair.
+    """Median of the ratios of pairs, in order, with a percentile bootstrap over pairs; None without a pair.
+
+    The interval is widened if neighbouring pairs are correlated.
     """
     if len(ratios) == 0:
         return None
@@ -63,7 +64,7 @@ def paired(ratios: Float64) -> Estimate | None:
 
 
 def unpaired(a: Float64, b: Float64) -> Estimate | None:
-    """Median of b over median of a, both resampled on their own; None without a value on either side."""
+    """Median of b over median of a, each resampled separately; None if a side has no value."""
     if len(a) == 0 or len(b) == 0:
         return None
     in_a, in_b = np.log(a), np.log(b)
@@ -76,10 +77,10 @@ def unpaired(a: Float64, b: Float64) -> Estimate | None:
 
 
 def noise_floor(same: Float64) -> float | None:
-    """How far A typically is from itself, as a fraction: 0.05 is up to 1.05 times as long, or as short.
+    """How much A typically differs from itself, as a fraction: 0.05 means up to 1.05 times as long or as short.
 
-    One standard error of the median of A's ratios against itself, in logarithms, from their median deviation: one
-    outlier moves it by no more than one more value would. None for fewer than two.
+    One standard error of the median of A's ratios against itself, in logarithms, from their median deviation, which
+    is robust against outliers. None for fewer than two ratios.
     """
     if len(same) < 2:
         return None
@@ -106,12 +107,12 @@ def pairs_to_decide(estimate: Estimate, floor: float | None) -> int | None:
 
 
 def student_975(freedom: int) -> float:
-    """The 97.5th percentile of Student's t; beyond ten degrees of freedom that of ten, which is a little wider."""
+    """The 97.5th percentile of Student's t; beyond ten degrees of freedom that of ten, which is slightly larger."""
     return _T_975[min(max(freedom, 1), len(_T_975)) - 1]
 
 
 def _widening(logs: Float64) -> float:
-    """How many times as wide an interval is for the correlation of neighbouring pairs."""
+    """The factor by which the correlation of neighbouring pairs widens an interval."""
     beside, count = logs - logs.mean(), len(logs)
     total = float((beside**2).sum())
     alike = float((beside[1:] * beside[:-1]).sum()) / total if total > 0 else 0.0
@@ -126,9 +127,10 @@ def _resampled_medians(values: Float64, sample: int = 0) -> Float64:
 
 @functools.lru_cache(maxsize=64)
 def _middle_ranks(count: int, sample: int) -> Int64:
-    """Of `count` values, the two in the middle of each resample: [2, RESAMPLES], of each sample other ones.
+    """The ranks, among `count` values, of the two middle values of each resample: [2, RESAMPLES].
 
-    The place of the k-th of n uniform draws is Beta(k, n - k + 1); the one below it is the largest of k - 1.
+    Each `sample` has other random numbers. The k-th smallest of n uniform draws is distributed as Beta(k, n - k + 1);
+    the draw below it is the largest of k - 1.
     """
     draws = count - _FEWER_DRAWS[count >= _LEAST_FOR_TWO]
     rng = np.random.default_rng((SEED, sample))
@@ -139,7 +141,7 @@ def _middle_ranks(count: int, sample: int) -> Int64:
 
 
 def _percentiles(values: Float64) -> tuple[float, float]:
-    """Of logarithms, as ratios."""
+    """The central 95 % of logarithms, as ratios."""
     low, high = np.percentile(values, [2.5, 97.5])
     return math.exp(low), math.exp(high)
 
@@ -162,10 +164,10 @@ def _welch(a: Float64, b: Float64) -> tuple[float, float]:
 
 
 class ScalingPoint(Struct, frozen=True):
-    """One number of ranks. `efficiency` is 1 where each rank does as much in a second as each of the fewest ranks.
+    """One number of ranks. `efficiency`: work per second and rank, over the same with the fewest ranks.
 
-    `interval` is its 95 % interval, None with fewer than two rounds, and of the fewest ranks.
-    `speedup`: the work done in a second, over that of the fewest ranks.
+    `interval` is its 95 % interval; None with fewer than two rounds, and for the fewest ranks.
+    `speedup`: work per second, over the same with the fewest ranks.
     """
 
     ranks: int
@@ -176,7 +178,7 @@ class ScalingPoint(Struct, frozen=True):
 
 
 def scaling(step_us: Mapping[int, Sequence[float]]) -> tuple[ScalingPoint, ...]:
-    """From the step of the slowest rank in each round, by the number of ranks, in order; each ran once in a round."""
+    """Scaling points in order. `step_us`: by number of ranks, the slowest rank's step in each round (one run each)."""
     counts = sorted(step_us)
     if not counts:
         return ()
@@ -188,7 +190,7 @@ def scaling(step_us: Mapping[int, Sequence[float]]) -> tuple[ScalingPoint, ...]:
         estimate = paired(times[:rounds] / fewest[:rounds])
         if estimate is None:
             continue
-        spread = None if count == counts[0] else estimate.interval  # the fewest are what all are compared with
+        spread = None if count == counts[0] else estimate.interval  # all are compared with the fewest
         interval = None if spread is None else (1 / spread[1], 1 / spread[0])
         efficiency = 1 / estimate.ratio
         speedup = efficiency * count / counts[0]

@@ -1,4 +1,4 @@
-"""A comparison of two sides, whether by blocks or by full runs: its unit, verdict, parts and losses."""
+"""The comparison of two sides, by blocks or by full runs: its unit, verdict, parts and losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpulab.tuning.compare.statistics import Estimate
 from gpulab.tuning.record import Block, Comparison, Evidence, Side, Unit
 from gpulab.verdict import TOO_FEW, Verdict, contradicts, verdict
 
-BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
+BATCH_DIFFERS = 0.01  # of the samples per step: the shorter last batch of an epoch is no other batch size
 
 
 def comparison_of(
@@ -43,7 +43,7 @@ def comparison_of(
     notes: Sequence[str],
     own_ratio: float | None = None,
 ) -> Comparison:
-    """The comparison of two sides by this estimate of their ratio. A side that failed has no ratio.
+    """The comparison of two sides with this estimate of their ratio. A side that failed has no ratio.
 
     `own_ratio`: without the training thread's waits for a core; None: unknown.
     """
@@ -62,7 +62,7 @@ def comparison_of(
     if a.facts is None or b.facts is None or not comparable_accounts(a.facts, b.facts):
         more.append("The step breakdowns cannot be compared: one side has no traced steps.")
     changed = [name for name in {*a.settings, *b.settings} if a.settings.get(name) != b.settings.get(name)]
-    other_steps = unit == "sample" or any(map(changes_steps, changed))  # losses of a step are of different work
+    other_steps = unit == "sample" or any(map(changes_steps, changed))  # a step does different work on the two sides
     comparison = Comparison(
         a=a,
         b=b,
@@ -97,7 +97,7 @@ def comparison_of(
 
 
 def with_times(side: Side) -> Side:
-    """The side with the medians over its blocks; without a block as it is."""
+    """The side with the medians over its blocks; unchanged if it has none."""
     blocks = usable(side)
     if not blocks:
         return side
@@ -110,10 +110,10 @@ def with_times(side: Side) -> Side:
 
 
 def as_the_pairs_say(a: Side, b: Side, unit: Unit, ratio: float) -> Side:
-    """B with A's time times the ratio, and all its times in proportion: then times and ratio are one fact.
+    """B with its times scaled so that its time is A's time × the ratio: then times and ratio agree.
 
-    Its own medians hold what the machine did meanwhile, which the pairs cancel: on a busy one the two may point in
-    opposite directions.
+    B's own medians include disturbances of the machine, which pairs cancel: on a busy machine medians and pairs may
+    contradict each other.
     """
     of_a, of_b = (side.us_per_sample if unit == "sample" else side.us_per_step for side in (a, b))
     if not of_a or not of_b:
@@ -139,7 +139,7 @@ def us(block: Block, unit: Unit) -> float:
 
 
 def unit_of(a: Side, b: Side) -> tuple[Unit, str]:
-    """Samples where the batch differs and all samples are known, else steps; and why steps would not be fair then."""
+    """ "sample" if the batch differs and all samples are known, else "step"; and why steps would be unfair."""
     in_a, in_b = _samples_per_step(a), _samples_per_step(b)
     if in_a is not None and in_b is not None:
         return ("sample" if abs(in_a / in_b - 1) > BATCH_DIFFERS else "step"), ""
@@ -166,9 +166,9 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def with_sample_counts(a: Side, b: Side) -> tuple[Side, Side, str]:
-    """Both with samples counted from the inputs of their models, where a changed variable changed those; and a note.
+    """Both sides with samples counted from the inputs of their models, if a variable changed the inputs; and a note.
 
-    The rows of the inputs are samples for certain only where nothing but their number differs between the two.
+    Rows of the inputs are certainly samples only if nothing but their number differs between the two sides.
     """
     if not changed_variables(a, b) or not (_lacks_samples(a) and _lacks_samples(b)):
         return a, b, ""
@@ -180,7 +180,7 @@ def with_sample_counts(a: Side, b: Side) -> tuple[Side, Side, str]:
 
 
 def unknown_work(a: Side, b: Side) -> str:
-    """Why a step of one side may hold another number of samples; empty where nothing says so."""
+    """Why a step of one side may hold another number of samples; empty if there is no sign of that."""
     names = changed_variables(a, b)
     if not names or (a.step_inputs is not None and a.step_inputs == b.step_inputs):
         return ""
@@ -189,7 +189,7 @@ def unknown_work(a: Side, b: Side) -> str:
 
 
 def changed_variables(a: Side, b: Side) -> tuple[str, ...]:
-    """Names of the cell's variables whose values differ between the two on purpose."""
+    """Variables of the cell whose values differ between the sides on purpose."""
     of_a, of_b = _variables(a), _variables(b)
     return tuple(name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name))
 
@@ -204,7 +204,7 @@ def _lacks_samples(side: Side) -> bool:
 
 
 def _rows(inputs: StepInputs | None) -> int | None:
-    """Of all backward passes of a step; None where the inputs of one pass have not all the same number of rows."""
+    """Rows of all backward passes of a step; None if the inputs of one pass differ in their number of rows."""
     if inputs is None:
         return None
     counts = [{shape[0] if len(shape) > 1 else None for shape in shapes} for shapes in inputs]
