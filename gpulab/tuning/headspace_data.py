@@ -20,7 +20,7 @@ import os
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
@@ -264,6 +264,10 @@ def _copied(batch: Any, device: str | None = None) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.clone() if device is None else leaf.to(device, copy=True)
         if not callable(getattr(leaf, "to", None)):
+            if isinstance(leaf, MutableMapping):  # of a type that pytree does not know
+                mapping = copy.copy(leaf)
+                mapping.update(tree_map(copied, dict(leaf)))
+                return mapping
             return leaf if isinstance(leaf, str | bytes) else copy.copy(leaf)
         return copy.copy(leaf) if device is None else copy.copy(leaf).to(device)
 

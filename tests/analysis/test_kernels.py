@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.analysis.kernels import copies, est_sm_efficiency, kernels, launches
+from gpulab.analysis.operators import operators
 from gpulab.intervals import Intervals
 from gpulab.run import Category
-from gpulab.timeline.labels import CallTree, labels, open_at_start
+from gpulab.timeline.labels import OPERATORS, CallTree, labels, open_at_start
 from tests.support import loaded_traces
 from tests.support.timelines import BACKWARD, DEVICE, LANES, MAIN, OTHER_GPU, STREAM, STREAM_2, Span, in_order, timeline
 
@@ -103,6 +105,23 @@ def test_launch_and_operator_of_each_item(raw: list[Any], items: list[Any]) -> N
         if found is not None:
             held = int(tree.innermost(t, np.array([call]))[0])
             assert (spans[held] if held >= 0 else None) == owner(found, spans)
+
+
+@given(operator_spans, device_items)
+def test_device_time_of_operators_by_name(raw: list[Any], items: list[Any]) -> None:
+    spans = in_order(made(raw, items))
+    step = StepParts(1, -1000, 10_000, {"compute": 11_000}, 0, (-1000, 10_000))
+    t = timeline(spans)
+    table = operators(t, Breakdown("cuda:0", 0, (step,), {}, {}, 1, None, None))
+    mine = [s for s, training in zip(spans, labels(t).training(*OPERATORS), strict=True) if training]
+    expected: dict[str, int] = {}
+    for item in (s for s in spans if s.category in DEVICE):
+        call = call_of(item, spans)
+        launcher = owner(call, mine) if call is not None else None
+        if launcher is not None:
+            expected[launcher.name] = expected.get(launcher.name, 0) + item.duration
+    device_us = {row.name: row.device_us for row in table if row.device_us}
+    assert device_us == pytest.approx({name: ns / US for name, ns in expected.items() if ns})
 
 
 @given(device_items, windows)

@@ -187,7 +187,7 @@ def test_reusing_batches_of_a_stream_go_on() -> None:
 
 
 def test_containers_are_made_anew_and_keep_their_kind() -> None:
-    from collections import OrderedDict, namedtuple
+    from collections import OrderedDict, UserDict, namedtuple
 
     from gpulab.tuning.headspace_data import _copied
 
@@ -196,14 +196,17 @@ def test_containers_are_made_anew_and_keep_their_kind() -> None:
         "a": torch.ones(2),
         "b": [Pair(torch.zeros(1), "text"), (1, None)],
         "c": OrderedDict(d=torch.ones(1)),
+        "e": UserDict(f=[torch.ones(1)]),
     }
     copied = _copied(_copied(batch, "cpu"))
     copied["a"].add_(1)
     copied["b"][0].x.add_(1)
     copied["c"]["d"].add_(1)
+    copied["e"]["f"][0].add_(1)
     assert batch["a"].sum() == 2 and batch["b"][0].x.sum() == 0 and batch["c"]["d"].sum() == 1
     assert type(copied["b"][0]) is Pair and copied["b"][0].y == "text" and type(copied["c"]) is OrderedDict
     assert copied["b"][1] == (1, None)
+    assert type(copied["e"]) is UserDict and batch["e"]["f"][0] == 1
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
