@@ -60,10 +60,10 @@ PAGES_OF_NAMES = {  # knob and cure are names of the API and of JSON
 }  # fmt: skip
 
 READERS_OF_FINDINGS = (
-    "diagnosis/diagnose.py", "diagnosis/ranks.py",
+    "diagnosis/diagnose.py", "diagnosis/headline.py", "diagnosis/ranks.py",
     "prediction/predict.py", "tuning/climb_policy.py", "views/report/findings.py", "views/climb.py",
 )  # fmt: skip
-WRITERS_OF_FIGURES = ("diagnosis/diagnose.py", "tuning/compare/headline.py", "views/wording.py")
+WRITERS_OF_FIGURES = ("diagnosis/headline.py", "tuning/compare/headline.py", "views/wording.py")
 
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _CITATION = re.compile(r'\b(definitions|pitfalls)\.md\b(?:,\s+(?:#\s+)?"([^"]+)")?')

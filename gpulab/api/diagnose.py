@@ -12,8 +12,9 @@ from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import RankComparison, compare_ranks
 from gpulab.analysis.step_shares import shares_on
 from gpulab.diagnosis.catalogue import title_for
-from gpulab.diagnosis.diagnose import diagnose, headline
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.headline import headline
 from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import NOTHING, PriorEvidence

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.catalogue import kind_of
-from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Finding
+from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import (
     decapitalized,
     duration,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Level
+from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, percent, picked, plural
 from gpulab.tuning.bench import Bench, Row, rows_of

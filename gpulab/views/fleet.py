@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpulab.analysis.fleet import Fleet, FleetJob
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import duration, percent, plural
 from gpulab.thresholds import DEFAULT
 from gpulab.views.layout import Column, Row, Section, numbers, present

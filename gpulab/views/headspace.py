@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from msgspec.structs import replace
 
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, picked, plural
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import BASELINE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, duration, gib, percent, plural
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.layout import Section

@@ -27,7 +27,8 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.diagnosis.catalogue import kind_of
-from gpulab.diagnosis.diagnose import diagnose, summary
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.headline import summary
 from gpulab.formatting import decapitalized, plain_values, plural, while_s
 from gpulab.run import Missing
 from gpulab.views.html import static

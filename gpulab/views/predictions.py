@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from msgspec.structs import replace
 
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, sentence, speed_figures, speed_within, speedup
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 import msgspec
 
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
 from gpulab.views.layout import Column, Row, Section
 

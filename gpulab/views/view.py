@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup, escape
 from msgspec import Struct
 
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import plain_values
 from gpulab.views import html, text
 from gpulab.views.layout import Section

@@ -15,8 +15,9 @@ import gpulab
 from gpulab import cli
 from gpulab.analysis.kernels import SHORT_KERNEL_US
 from gpulab.analysis.loader import WaitParts, WorkerRow
-from gpulab.diagnosis.diagnose import diagnose, headline
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.headline import headline
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run

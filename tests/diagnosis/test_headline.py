@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import step_change
 from gpulab.api.reading import report
-from gpulab.diagnosis.diagnose import Headline, diagnose, headline
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.headline import Headline, headline
 from gpulab.run import Outcome, Run, Settings
 from gpulab.tuning.record import Speed
 from tests.support.rule_cases import run_of

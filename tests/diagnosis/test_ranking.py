@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.catalogue import kind_of, kinds, title_of
-from gpulab.diagnosis.diagnose import diagnose, rank_findings, total_us
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding, RuleContext
+from gpulab.diagnosis.headline import rank_findings, total_us
 from gpulab.diagnosis.loading import data_starved
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT

@@ -17,8 +17,8 @@ from gpulab.analysis.facts import CurveFact, Facts, trace_facts
 from gpulab.analysis.integrity import integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
-from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding, Undetermined
+from gpulab.diagnosis.headline import Headline, headline
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import (
     Category,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab import cli
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpulab.analysis.cores import LEAST_OTHERS
 from gpulab.analysis.facts import Facts
-from gpulab.diagnosis.diagnose import Headline
+from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.cost import cost_sentence, fastest, pays

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from gpulab.analysis.source_lines import SourceLine
 from gpulab.diagnosis.catalogue import kind_of, title_for, title_of
-from gpulab.diagnosis.diagnose import figures, summary
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
+from gpulab.diagnosis.headline import figures, summary
 from gpulab.formatting import capitalized, duration, factor, percent, picked, plural
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.bars import BLUE

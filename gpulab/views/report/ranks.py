@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
-from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import decapitalized, duration, duration_range, percent, picked, plural
 from gpulab.run import TRACE_DROPPED, Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present

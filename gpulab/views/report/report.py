@@ -17,8 +17,8 @@ from msgspec.structs import asdict
 from gpulab.analysis.breakdown import PARTS, Breakdown
 from gpulab.analysis.facts import Facts, TraceFacts
 from gpulab.analysis.steps import StepChange
-from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
+from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import capitalized, duration, picked, plural, speedup
 from gpulab.run import Run
 from gpulab.views.layout import Section, present

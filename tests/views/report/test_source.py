@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.source_lines import SourceLine
-from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.diagnosis.headline import Headline
 from gpulab.views import html, text
 from gpulab.views.layout import PAIRS, Row, Section
 from gpulab.views.report.findings import finding_sections, source_section

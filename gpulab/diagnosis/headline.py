@@ -1,0 +1,241 @@
+"""Which finding comes first, and the sentence that it puts on top of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gpulab.analysis.breakdown import PARTS
+from gpulab.analysis.facts import too_few
+from gpulab.diagnosis.catalogue import kind_of, title_for
+from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding, RuleContext
+from gpulab.formatting import capitalized, factor, percent, sentence
+
+# What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
+# that faster kernels would save is a bound from peak figures, which programs reach half of at best
+# (definitions.md, "Hardware table").
+_WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
+
+_LEAST = 0.15  # ours, of a step: healthy trainings have as much, by bytes, that no cure brings
+_ALL = 0.99  # ours: of its own time; what is missing then is rounding, not another finding's
+_LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
+
+
+def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings worth telling, the first to cure first; at least one.
+
+    `findings` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What is
+    below the silence goes, and what hardly matters cannot take the headline from a healthy run. What else was going on
+    comes after the causes, and claims no time beside them.
+    """
+    verdicts = [f for f in findings if kind_of(f.key).is_verdict]
+    beside = [f for f in findings if kind_of(f.key).role == "context"]
+    ranked = _ranked(context, _without_symptoms([f for f in findings if kind_of(f.key).role == "cause"]))
+    costly = [f for f in ranked if not _is_hint(f)]
+    hints = [f for f in ranked if _is_hint(f)]
+    if not costly and beside and not any(kind_of(f.key).role == "open question" for f in verdicts[:1]):
+        return (*beside, *hints)
+    beside = [replace(f, recoverable_us_per_step=None, parts=()) for f in beside]
+    if not costly:
+        return (*verdicts[:1], *beside, *hints)
+    leading = _leading(context, costly, verdicts[:1])
+    first = [] if leading else verdicts[:1]
+    ordered = [*leading, *(f for f in costly if f not in leading)]
+    return (*first, *_with_sequels(context, ordered), *beside, *hints)
+
+
+def _leading(context: RuleContext, costly: Sequence[Finding], verdicts: Sequence[Finding]) -> list[Finding]:
+    """Those that stand before the verdict, and before the others: all of them where the first may."""
+    if _leads(context, costly[0], verdicts):
+        return list(costly)
+    leading = [f for f in costly if _leads(context, f, verdicts)]
+    others = {f.key for f in costly} - {f.key for f in leading}
+    return [f for f in leading if not others & set(f.only_after)]
+
+
+def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) -> bool:
+    """Whether it may stand before the verdict: not a small cost beside more that is unknown, nor what faster kernels
+    save a little of where a CPU computes.
+    """
+    if finding.cost_us >= _LEAST * (context.step_us):
+        return True
+    if any(v.parts == ("unknown",) for v in verdicts) and "unknown" not in map(_base, finding.parts):
+        return False
+    return context.on_gpu or finding.confidence == "measured" or not kind_of(finding.key).is_bound
+
+
+def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:
+    """The typical step and what the findings claim beside it, spread over the steps."""
+    between_us = sum(_claimed_between(f) for f in findings)
+    return max(context.step_us + between_us, context.whole_us) if context.step_us else None
+
+
+def _is_hint(finding: Finding) -> bool:
+    """Worth a line, but neither its time nor that it costs anything is known."""
+    return finding.recoverable_us_per_step is None and finding.confidence == "possible"
+
+
+def _without_symptoms(findings: list[Finding]) -> list[Finding]:
+    """A symptom goes where its cause is measured: its time is the cause's, and the cause names it in its sentence."""
+    symptoms = {key for f in findings if f.recoverable_us_per_step for key in kind_of(f.key).explains}
+    return [f for f in findings if f.key not in symptoms]
+
+
+# -- time, each part of it once ----------------------------------------------------------------------------------------
+
+
+class _Budget(Struct):
+    """What is left of each part of the step (µs), and what was claimed within a part and by whom."""
+
+    remaining: dict[str, float]
+    within: dict[str, float] = field(default_factory=dict)
+    takers: dict[str, list[str]] = field(default_factory=dict)
+    step_remaining_us: float = 0.0
+
+    def available(self, finding: Finding) -> float | None:
+        """Of what the finding would give back, what nobody stronger has claimed."""
+        own = finding.recoverable_us_per_step
+        if own is None or not finding.parts:
+            return own if own is None else min(own, self.step_remaining_us)
+        between = min(own, _claimed_between(finding))
+        inside = own - between
+        bases = {_base(p) for p in finding.parts if _base(p) != BETWEEN}
+        same = max((self.within.get(p, 0.0) for p in finding.parts if "/" in p and _base(p) != BETWEEN), default=0.0)
+        room = min(sum(self.remaining.get(b, 0.0) for b in bases), self.step_remaining_us)
+        return between + max(0.0, min(inside - same, room))
+
+    def take(self, finding: Finding) -> Finding:
+        """The finding with its available time, which is then gone."""
+        claim_us, own = self.available(finding), finding.recoverable_us_per_step
+        others = dict.fromkeys(k for p in finding.parts for k in self.takers.get(_base(p), ()))
+        shares = tuple(others) if claim_us is not None and own is not None and claim_us < _ALL * own else ()
+        inside = (claim_us or 0.0) - min(claim_us or 0.0, _claimed_between(finding))
+        self._spend(finding, inside)
+        return replace(finding, recoverable_us_per_step=claim_us, shares_with=shares)
+
+    def _spend(self, finding: Finding, time_us: float) -> None:
+        """First from the parts that are wholly its own, then from what is meant within others; each in proportion."""
+        self.step_remaining_us -= time_us
+        inside = [p for p in finding.parts if _base(p) != BETWEEN]
+        own = dict.fromkeys(p for p in inside if "/" not in p)
+        remaining_us = time_us
+        for bases in (list(own), list(dict.fromkeys(_base(p) for p in inside if _base(p) not in own))):
+            available_us = sum(self.remaining.get(b, 0.0) for b in bases)
+            claimed_us = min(remaining_us, available_us)
+            for base in bases:
+                self.remaining[base] = self.remaining.get(base, 0.0) * (
+                    1 - claimed_us / available_us if available_us else 1.0
+                )
+            remaining_us -= claimed_us
+        for part in finding.parts:
+            self.within[part] = self.within.get(part, 0.0) + time_us
+            if finding.recoverable_us_per_step:
+                self.takers.setdefault(_base(part), []).append(finding.key)
+
+
+def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
+    """By the time that each can still give back, as far as that is sure; none before what it depends on."""
+    step, waiting, done = context.step_us, list(findings), []
+    floor = context.thresholds.silence * (total_us(context, findings) or 0.0)
+    budget = _Budget(
+        {part: context.part_us(part) for part in PARTS} if context.facts.breakdown is not None else {}, {}, {}
+    )
+    budget.step_remaining_us = step
+    if context.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
+        budget.remaining = dict.fromkeys(PARTS, step)
+    while waiting:
+        keys = {f.key for f in waiting}
+        ready = [f for f in waiting if not keys & (set(f.only_after) - {f.key})] or waiting
+        best = max(ready, key=lambda f: _worth(f, budget.available(f)))
+        waiting.remove(best)
+        claim_us = budget.available(best)
+        if claim_us is None or claim_us >= max(floor, 1e-9):
+            done.append(budget.take(best))
+    return done
+
+
+def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
+    weight = _WORTH[finding.confidence]
+    return (-1.0 if time_us is None else time_us * weight, weight)
+
+
+def _claimed_between(finding: Finding) -> float:
+    """Of its time what lies beside the typical step: all of it where no part of the step is named."""
+    own = finding.cost_us
+    if not any(_base(p) == BETWEEN for p in finding.parts):
+        return 0.0
+    return min(own, finding.between_us_per_step) if len({_base(p) for p in finding.parts}) > 1 else own
+
+
+def _base(part: str) -> str:
+    return part.partition("/")[0]
+
+
+# -- what comes next ---------------------------------------------------------------------------------------------------
+
+
+def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
+    """Each finding says what is next once it and all before it are cured, and the most that would bring."""
+    remaining = total_us(context, ranked)
+    if remaining is None:
+        return ranked
+    findings: list[Finding] = []
+    for i, finding in enumerate(ranked):
+        cured = finding.recoverable_us_per_step
+        remaining -= cured or 0.0
+        following = next((f for f in ranked[i + 1 :] if f.recoverable_us_per_step), None)
+        findings.append(finding if not cured else replace(finding, after=_after(context, remaining, following)))
+    return findings
+
+
+def _after(context: RuleContext, remaining_us: float, following: Finding | None) -> str:
+    if following is None:
+        return f"No other known cause costs {percent(context.thresholds.silence)} of {context.unit} or more."
+    rest = remaining_us - following.cost_us
+    gain = (
+        f"at most {factor(remaining_us / rest)}×"
+        if rest > 1 / _LARGEST_GAIN * remaining_us
+        else f"more than {_LARGEST_GAIN}×"
+    )
+    return f"Then {title_for(following)}: fixing it too speeds up the rest by {gain}."
+
+
+class Headline(Struct, frozen=True):
+    """`sentence` is for a person who knows none of our words; `evidence` is the figure; `key` names the cause.
+
+    `level`: "bad" (a clear bottleneck), "notice", "good" (nothing to report), "unknown" (cannot tell).
+    """
+
+    key: str
+    sentence: str
+    evidence: str
+    level: str
+
+
+def headline(diagnosis: Diagnosis, before: str = "") -> Headline:
+    """How the run ended where that was early, `before` (what a setting brought), and the first finding: its sentence,
+    and the first figure of its evidence; then the alarm. Of few steps no share is told.
+    """
+    finding = diagnosis.first
+    said, evidence = summary(finding, diagnosis), [e.words for e in figures(finding, diagnosis)[:1]]
+    below = " ".join(filter(None, (*map(sentence, evidence), diagnosis.alarm)))
+    return Headline(finding.key, " ".join(filter(None, (diagnosis.ended, before, said))), below, finding.level)
+
+
+def figures(finding: Finding, diagnosis: Diagnosis) -> tuple[Evidence, ...]:
+    """The evidence that a reader is told: of few steps none with a share."""
+    return tuple(e for e in finding.evidence if diagnosis.few_steps is None or "%" not in e.words)
+
+
+def summary(finding: Finding, diagnosis: Diagnosis) -> str:
+    """The sentence of a finding: of few steps without a share."""
+    if diagnosis.few_steps is None or "%" not in finding.summary:
+        return finding.summary
+    few, kind = too_few(diagnosis.few_steps), kind_of(finding.key)
+    if kind.role == "all is well":
+        return f"Nothing stands out, but {few} to be sure."
+    if kind.is_verdict:
+        return f"{capitalized(few)} to say where the time goes."
+    return f"Likely cause: {title_for(finding)}. {capitalized(few)} for percentages."
