@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep
     from gpulab.tuning.code import Code
     from gpulab.tuning.execute import Execution
-    from gpulab.tuning.plan import Plan
+    from gpulab.tuning.schedule import Plan
     from gpulab.views.comparison import Compared
     from gpulab.views.view import Answer
 
@@ -207,7 +207,7 @@ class GPUProfile(Magics):
                 setattr(options, name, getattr(self, name))
 
     def _plan(self, options: argparse.Namespace, code: Code) -> Plan:
-        from gpulab.tuning.plan import Plan, arms_in
+        from gpulab.tuning.schedule import Plan, arms_in
 
         settings = [*(options.ab or ()), *(options.set or ())]
         return Plan(
@@ -233,7 +233,7 @@ class GPUProfile(Magics):
         from gpulab.api.cell_ranks import RankedCell
         from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep, counts_of
         from gpulab.launch.slurm import Allocation
-        from gpulab.tuning.plan import check_plan
+        from gpulab.tuning.schedule import check_plan
 
         counts = counts_of(options.sweep) if sweeps_ranks else None
         if counts is not None and (options.ab or options.seeds or options.no_save):

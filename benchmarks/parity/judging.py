@@ -13,9 +13,9 @@ from benchmarks.parity.search import SEEDS, measured
 from benchmarks.parity.staging import Staged
 from gpulab.knobs.catalogue import parsed_value
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Side
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Plan
 
 
 def climbed(staged: Staged, limits: Limits) -> dict[str, Any]:

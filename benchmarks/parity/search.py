@@ -20,9 +20,9 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.tuning.climb_policy import KEEPING
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Plan
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 SEEDS = 3  # as a climb has them
@@ -220,6 +220,6 @@ def _distinct(many: Sequence[Settings]) -> list[Settings]:
 
 
 def _step_ms(full_run: FullRun) -> float | None:
-    from gpulab.tuning.plan import step_s
+    from gpulab.tuning.schedule import step_s
 
     return 1e3 * step_s(full_run.run) if len(full_run.run.steps) else None

@@ -19,10 +19,10 @@ from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.headspace import Differential
-from gpulab.tuning.plan import Arm, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment, Speed
 from gpulab.tuning.resolve import check, observation_of
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Listener, Plan, step_s
 from gpulab.views.comparison import Compared, Comparing
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.progress import Progressing, Stoppable

@@ -37,9 +37,9 @@ from gpulab.tuning.agreement import RanksAgreement, decode, encode, joined
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.statistics import scaling
-from gpulab.tuning.plan import Plan, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Plan, Progress
 from gpulab.user_code import runs_users_code
 from gpulab.views.comparison import Compared, ScalingView
 from gpulab.views.progress import Progressing, Stoppable

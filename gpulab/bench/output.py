@@ -33,7 +33,7 @@ from gpulab.tuning.code import Code
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
-from gpulab.views.html import static
+from gpulab.views.page import static
 from gpulab.views.progress import Status
 from gpulab.views.widgets import Output, Renewed, widget_class
 

@@ -49,10 +49,10 @@ from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.plan import Arm, Listener, Plan, Progress, check_plan
 from gpulab.tuning.record import Experiment, Side
 from gpulab.tuning.resolve import observation_of
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Listener, Plan, Progress, check_plan
 from gpulab.views import bench as view
 from gpulab.views.bars import FactorAxis
 from gpulab.views.climb import Climbed, origin

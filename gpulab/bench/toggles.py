@@ -28,8 +28,8 @@ from gpulab.store.folders import new_id
 from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb_policy import step_times
 from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
-from gpulab.tuning.plan import Arm, Plan, arms_in
 from gpulab.tuning.record import Speed
+from gpulab.tuning.schedule import Arm, Plan, arms_in
 from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from gpulab.board.standing import Guess, LearnerStanding, Standing
 from gpulab.formatting import plural
-from gpulab.views.html import render
+from gpulab.views.page import render
 from gpulab.views.wording import plain
 
 _SIGNS = {"right": "✓", "undecided": "?", "wrong": "✗", "unanswered": "·"}

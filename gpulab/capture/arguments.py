@@ -17,8 +17,8 @@ from msgspec import Struct
 from gpulab.capture.loader_facts import death, samples_in
 from gpulab.capture.training_facts import TrainingFactsReader, graph_of, some_values
 from gpulab.devices.gpus import in_graph_capture
+from gpulab.patching.attributes import Args, KeywordArgs
 from gpulab.tape.marks import Kind, Tape
-from gpulab.torch_hooks.patching import Args, KeywordArgs
 
 if TYPE_CHECKING:
     from gpulab.capture.batch_clock import LoadingClock

@@ -30,9 +30,9 @@ from gpulab.capture.fetch_clock import (
     sample_loading,
     sampling_key,
 )
-from gpulab.capture.hooks import LOADING, wrap
 from gpulab.capture.loading_rows import ANSWER, BATCH, OF_WORKER, Rows, SharedRows, batches_of
 from gpulab.capture.stack_sampler import Channel, SamplingProcess, ThreadSamples
+from gpulab.capture.torch_hooks import LOADING, wrap
 from gpulab.run import Batches, Choice, Int64, Missing
 
 WHAT = "what takes the time inside the DataLoader"

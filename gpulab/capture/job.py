@@ -23,9 +23,9 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpulab.patching.attributes import replaced
 from gpulab.run import Job, Launcher
 from gpulab.store.run_format import ARRIVAL, Arrivals
-from gpulab.torch_hooks.patching import replaced
 
 JOB = "GPULAB_JOB"  # set by `gpulab record` for the ranks that a script starts itself
 UNNAMED = "none"  # torchrun's default id of a job

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from gpulab.capture import hooks
+from gpulab.capture import torch_hooks
 from gpulab.capture.batch_clock import LoadingClock
 from gpulab.capture.gpu import PeakMemory
 from gpulab.capture.job import current_job
@@ -33,10 +33,10 @@ from gpulab.capture.training_facts import ModelInputs, TrainingFactsReader
 from gpulab.capture.windows import Phases
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
+from gpulab.patching.attributes import Hook
 from gpulab.run import Missing, Phase, Settings, Steps
 from gpulab.tape.marks import NEVER, Kind, Tape, mark_cost_ns
 from gpulab.tape.step_finder import StepFinder
-from gpulab.torch_hooks.patching import Hook
 
 # A cell that evaluates first will still train.
 TRAINING = r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("
@@ -102,7 +102,7 @@ class Pilot:
         self.phases = Phases(settings, code, new_window, self.overdue, lambda: self._hook_modules(True), on_gpu=on_gpu)
         self.loaders = Loaders()
         self.pauses = Pauses()
-        self.compilations = hooks.Compilations(self.tape, self.pauses)
+        self.compilations = torch_hooks.Compilations(self.tape, self.pauses)
         self.reader = Reader(self.tape, origin_ns, self.pauses, mark_cost_ns())
         self.loop = LoopLines(code)
         self.clock: LoadingClock | None = None
@@ -136,7 +136,7 @@ class Pilot:
     def install(self, undo: ExitStack) -> None:
         """Install the hooks, for this thread. Needs torch to be imported."""
         job = current_job()
-        self._modules = hooks.install(self, undo, in_ranks=job is not None and (job.world_size or 1) > 1)
+        self._modules = torch_hooks.install(self, undo, in_ranks=job is not None and (job.world_size or 1) > 1)
 
     def begin(self) -> None:
         """Get ready, in the frame that will run the user's code."""

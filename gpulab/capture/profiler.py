@@ -28,8 +28,8 @@ from msgspec import field
 from gpulab.capture.stack_sampler import SamplingProcess, StackSampler
 from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
+from gpulab.patching.attributes import replaced
 from gpulab.run import Int64
-from gpulab.torch_hooks.patching import replaced
 from gpulab.trace.profiler_result import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"

@@ -17,7 +17,6 @@ from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.batch_clock import LoadingClock
 from gpulab.capture.calls import OUTSIDE, WITHIN, call_samples, loading_samples, own_batches, stack_samples
 from gpulab.capture.gpu import PeakMemory, other_device, working_gpus
-from gpulab.capture.hooks import install_pauses
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.loader_facts import ignoring_worker_deaths
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot
@@ -26,11 +25,13 @@ from gpulab.capture.profiler import Window, stays
 from gpulab.capture.sampler import CoreReadings, Sampler
 from gpulab.capture.stack_sampler import SamplingProcess, StackSampler
 from gpulab.capture.threads import WORDS, Deadline, StopRun, Terminations
+from gpulab.capture.torch_hooks import install_pauses
 from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.formatting import capitalized
 from gpulab.live_feed import Delta, Monitor, SeriesInfo, SoFar, Status
+from gpulab.patching.attributes import warnings_at_users_line
 from gpulab.run import (
     Choice,
     Environment,
@@ -51,7 +52,6 @@ from gpulab.store.journal import Journal, JournalWriter
 from gpulab.store.run_format import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline.labels import LAUNCHES, labels
-from gpulab.torch_hooks.patching import warnings_at_users_line
 
 RunSource = Literal["cell", "statement", "block", "script"]
 

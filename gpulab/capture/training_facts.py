@@ -27,9 +27,9 @@ from msgspec import Struct, field
 from gpulab.capture.loader_facts import arrays_in
 from gpulab.capture.stack_sampler import ThreadSamples
 from gpulab.devices.gpus import in_graph_capture
+from gpulab.patching.attributes import Args, KeywordArgs, before_calls, replaced
+from gpulab.patching.hook_points import module_calls
 from gpulab.run import BackwardPass, DenseGradient, Int64, Steps, TrainingFacts
-from gpulab.torch_hooks.hook_points import module_calls
-from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
 EARLY, LATE = range(4, 9), range(16, 20)  # backward passes, ours: one or two steps, and 12 passes later
 LONGEST_NS, LONGEST_FRACTION = 20_000_000, 0.01

@@ -149,7 +149,7 @@ def _compare(options: argparse.Namespace, script: Script) -> int:
     with _starting(options):
         from gpulab.api.experiment import conduct, experiments
         from gpulab.devices.machine import detect_device
-        from gpulab.tuning.plan import Plan, arms_in
+        from gpulab.tuning.schedule import Plan, arms_in
         from gpulab.views.progress import log_lines
 
         code = script.code()

@@ -11,10 +11,10 @@ from gpulab.diagnosis import (
     idle_gpu,
     loading,
     needless,
+    no_cause,
     operations,
     optimizer,
     own_code,
-    verdicts,
 )
 from gpulab.diagnosis.finding import Finding, FindingKind
 
@@ -37,7 +37,7 @@ RULE_MODULES: tuple[RuleModule, ...] = (
     device,
     distributed,
     needless,
-    verdicts,  # where none of these speaks
+    no_cause,  # where none of these speaks
 )
 
 

@@ -19,7 +19,7 @@ from gpulab.diagnosis.distributed import (
     waiting_for_pauses,
 )
 from gpulab.diagnosis.finding import Diagnosis, Finding, evidence
-from gpulab.diagnosis.verdicts import all_is_well, cannot_tell_because
+from gpulab.diagnosis.no_cause import all_is_well, cannot_tell_because
 from gpulab.formatting import decapitalized, percent
 from gpulab.run import TRACE_DROPPED
 from gpulab.thresholds import DEFAULT, Thresholds

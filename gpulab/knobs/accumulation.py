@@ -12,8 +12,8 @@ from msgspec import Struct, field
 from gpulab.knobs.distributed import average, without_sync
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, LoopEnd, Value, Verification, took_effect
 from gpulab.knobs.observation import Observation
+from gpulab.patching.hook_points import HookOrder, OptimizerHook, around_steps
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import HookOrder, OptimizerHook, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor

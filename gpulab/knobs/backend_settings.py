@@ -23,8 +23,8 @@ from gpulab.knobs.knob import (
     took_effect,
 )
 from gpulab.knobs.observation import Observation, first_match, kernel_names, trace_counts
+from gpulab.patching.attributes import replaced
 from gpulab.run import Environment, Run
-from gpulab.torch_hooks.patching import replaced
 
 PRECISIONS = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul"))  # since torch 2.9
 TF32_KERNELS = re.compile(r"tf32|_s1688(?!.*(?:f16|bf16|fp16))", re.IGNORECASE)

@@ -27,7 +27,7 @@ from gpulab.knobs.description import WeakTable, length_of, observed_loader
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observation import ObservedLoader
 from gpulab.knobs.variables import setting_names
-from gpulab.torch_hooks.patching import replaced
+from gpulab.patching.attributes import replaced
 
 if TYPE_CHECKING:
     from torch import Generator

@@ -20,8 +20,8 @@ from gpulab.knobs.description import is_compiled
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, cannot_tell, no_effect, took_effect
 from gpulab.knobs.observation import Observation, trace_counts
 from gpulab.knobs.preparation import PreparationEnded, endable
+from gpulab.patching.hook_points import Call, Layer, around_outermost
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost
 
 if TYPE_CHECKING:
     from torch.nn import Module

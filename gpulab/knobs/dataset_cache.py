@@ -24,8 +24,8 @@ from gpulab.knobs.knob import CodeEdit, KnobEffects, Value, Verification, cannot
 from gpulab.knobs.loader_options import LoaderOption
 from gpulab.knobs.observation import Observation, ObservedLoader
 from gpulab.knobs.preparation import status
+from gpulab.patching.randomness import Randomness, preserving_randomness
 from gpulab.run import Loader, Run
-from gpulab.torch_hooks.randomness import Randomness, preserving_randomness
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

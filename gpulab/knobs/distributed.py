@@ -19,9 +19,9 @@ from gpulab.formatting import plural
 from gpulab.knobs.description import observed_data_parallel
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, as_number, took_effect
 from gpulab.knobs.observation import Observation, ObservedDataParallel
+from gpulab.patching.attributes import Args, KeywordArgs, before_calls, replaced
+from gpulab.patching.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
-from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gpulab.knobs.description import observed_optimizer
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, cannot_tell, no_effect, took_effect
 from gpulab.knobs.observation import Observation, ObservedOptimizer, trace_counts
+from gpulab.patching.hook_points import HookOrder, OptimizerHook, around_steps
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import HookOrder, OptimizerHook, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gpulab.knobs.accumulation import laid_out_like
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, took_effect
 from gpulab.knobs.observation import Observation, kernel_names
+from gpulab.patching.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 
 if TYPE_CHECKING:
     import torch

@@ -29,9 +29,9 @@ from gpulab.knobs.knob import (
 )
 from gpulab.knobs.observation import Observation, first_match, kernel_names, trace_counts
 from gpulab.knobs.observer import has_ampere_units
+from gpulab.patching.attributes import replaced
+from gpulab.patching.hook_points import Around, Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import Around, Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
-from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
     import torch

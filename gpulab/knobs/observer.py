@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from gpulab.knobs.description import WeakTable, dtype_name, observed_loader, observed_module, observed_optimizer
 from gpulab.knobs.observation import OPERATORS, Observation, Shape, StepInputs, trace_counts
+from gpulab.patching.attributes import Args, Hook, KeywordArgs, before_calls, replaced
+from gpulab.patching.hook_points import Call, Layer, around_outermost, step_hooks
 from gpulab.run import Device, Run
 from gpulab.timeline.labels import differentiates_twice
-from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost, step_hooks
-from gpulab.torch_hooks.patching import Args, Hook, KeywordArgs, before_calls, replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module

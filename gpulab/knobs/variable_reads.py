@@ -16,8 +16,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpulab.knobs.knob import KnobEffects, Verification, cannot_tell, no_effect, took_effect
+from gpulab.patching.hook_points import step_hooks
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import step_hooks
 from gpulab.user_code import global_names
 
 MOST_STEPS = 2

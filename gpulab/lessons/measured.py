@@ -30,8 +30,8 @@ from gpulab.tuning import cell_code as cells
 from gpulab.tuning.compare.blocks import compare_runs, pair_ratios
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import unit_of, with_sample_counts
-from gpulab.tuning.plan import Plan, arms_in
 from gpulab.tuning.record import Comparison, Experiment, Side
+from gpulab.tuning.schedule import Plan, arms_in
 from gpulab.verdict import TOO_FEW, is_decided
 from gpulab.views.comparison import Compared
 from gpulab.views.comparison_sections import us

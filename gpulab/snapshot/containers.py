@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.torch_hooks.randomness import Undo
+from gpulab.patching.randomness import Undo
 
 SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
 ABSENT = object()

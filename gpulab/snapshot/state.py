@@ -17,10 +17,10 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.devices import gpus
+from gpulab.patching.randomness import Randomness
 from gpulab.snapshot.containers import ChangeDetector, ObjectPath, name_in, undo_all, undo_variable
 from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable
-from gpulab.torch_hooks.randomness import Randomness
 
 MOST_NAMES = 20  # in a list of places
 

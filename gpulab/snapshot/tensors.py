@@ -22,8 +22,8 @@ from gpulab.devices import gpus
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.errors import GpulabError
 from gpulab.formatting import size
+from gpulab.patching.randomness import Undo
 from gpulab.snapshot.containers import ChangeDetector, ObjectPath, undo_all
-from gpulab.torch_hooks.randomness import Undo
 
 if TYPE_CHECKING:
     import torch

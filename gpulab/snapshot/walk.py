@@ -22,6 +22,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from gpulab.patching.randomness import Undo, imported_torch, is_generator, undo_of
 from gpulab.snapshot.containers import (
     ABSENT,
     SCALARS,
@@ -39,7 +40,6 @@ from gpulab.snapshot.containers import (
     undo_variable,
 )
 from gpulab.snapshot.tensors import TensorPlace
-from gpulab.torch_hooks.randomness import Undo, imported_torch, is_generator, undo_of
 from gpulab.user_code import TRAINING_LIBRARIES, global_names, is_users_class, is_users_code
 
 LARGE = 10_000  # elements; a dataset's list of files, not a training's list of parameters

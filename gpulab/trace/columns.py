@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.run import DEVICE_CATEGORIES, Category, Collective, Float64, Int64, MemoryEvents, UInt8
-from gpulab.trace.events import (
+from gpulab.trace.event_decoder import (
     FLOWS,
     Args,
     DamageCount,

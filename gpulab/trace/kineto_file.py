@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from gpulab.errors import TraceError
 from gpulab.run import Category, DeviceProperties, Int32, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
 from gpulab.trace.columns import Columns, Key, Table, integer, is_annotation, is_kept, resolve_accelerator
-from gpulab.trace.events import DamageCount, EventDecoder, Label, Value
-from gpulab.trace.json_text import TraceText
+from gpulab.trace.event_decoder import DamageCount, EventDecoder, Label, Value
+from gpulab.trace.text_pieces import TraceText
 
 _LAST_NUMBER = re.compile(r"(-?\d+)\D*$")
 FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time

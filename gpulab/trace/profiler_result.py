@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
 from gpulab.trace.columns import ON_DEVICE, Columns, Table, category_of, extra_columns, is_kept
-from gpulab.trace.events import Args
+from gpulab.trace.event_decoder import Args
 from gpulab.trace.kineto_file import timeline_of
 
 _DECODE = msgspec.json.Decoder(Args).decode

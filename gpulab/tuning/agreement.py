@@ -25,8 +25,8 @@ from gpulab.analysis.facts import Facts, facts
 from gpulab.capture.threads import stop_behind
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs.variables import setting_names
+from gpulab.patching.attributes import replaced
 from gpulab.run import Run
-from gpulab.torch_hooks.patching import replaced
 from gpulab.tuning.record import Experiment, Side
 
 Agreed = TypeVar("Agreed")

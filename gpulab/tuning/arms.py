@@ -27,9 +27,9 @@ from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import carries_verdict, pair_ratios
 from gpulab.tuning.compare.verdicts import unit_of, with_sample_counts, with_times
 from gpulab.tuning.execute import Execution, FullRun, out_of_memory
-from gpulab.tuning.plan import SCREENED, SCREENING_TURNS, Arm
 from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import ResolvedArm, Setting
+from gpulab.tuning.schedule import SCREENED, SCREENING_TURNS, Arm
 from gpulab.verdict import is_decided
 
 MOST_AHEAD = 40  # batches loaded ahead that a run lets pass before it profiles

@@ -36,9 +36,9 @@ from gpulab.tuning.climb_record import Attempt, Bounds, Climb, Ending, Skip
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.differences import compare_losses
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.plan import Arm, Clock, Listener, Plan, Progress
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Clock, Listener, Plan, Progress
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 BLOCKS_S = 30.0  # for the blocks of one attempt

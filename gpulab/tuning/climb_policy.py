@@ -25,8 +25,8 @@ from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.climb_record import Outcome, Skip
-from gpulab.tuning.plan import SCREENING_TURNS, Arm
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
+from gpulab.tuning.schedule import SCREENING_TURNS, Arm
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"

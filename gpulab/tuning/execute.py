@@ -30,14 +30,14 @@ from gpulab.knobs.observation import Observation
 from gpulab.knobs.observer import SAMPLES, Observer, observe
 from gpulab.knobs.variable_reads import observing_reads
 from gpulab.knobs.variables import setting_names
+from gpulab.patching.randomness import preserving_randomness
 from gpulab.run import Change, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
-from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.cell_code import silence, users_code
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm, Progress, Size, block_rows
 from gpulab.tuning.record import Block
 from gpulab.tuning.resolve import NO_SETTINGS, Objects, ResolvedArm, observation_of, remember, resolve
+from gpulab.tuning.schedule import Arm, Progress, Size, block_rows
 
 FULL_RUN_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
 PREPARATION_LIMIT_S = 120.0  # for the first step to complete

@@ -18,13 +18,12 @@ from gpulab.knobs.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observation import Observation
 from gpulab.run import Device, Run
-from gpulab.tuning import headspace_data
-from gpulab.tuning import plan as schedule
+from gpulab.tuning import headspace_data, schedule
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution, run_block
-from gpulab.tuning.plan import Arm, Listener, Plan, Progress
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Listener, Plan, Progress
 from gpulab.verdict import Verdict
 
 IDEAL = Arm({"batches": "kept on the device"})

@@ -29,7 +29,7 @@ from typing import Any
 from gpulab.capture.loader_facts import samples_in
 from gpulab.knobs.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
-from gpulab.torch_hooks.patching import replaced
+from gpulab.patching.attributes import replaced
 from gpulab.user_code import PACKAGE_FOLDER
 
 MOST = 200_000  # files

@@ -21,7 +21,7 @@ from gpulab.knobs.observation import Observation, ObservedModule
 from gpulab.knobs.variables import Plain, Variables, is_plain, walk
 from gpulab.run import Change, Device, Run
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm, Plan, check_plan
+from gpulab.tuning.schedule import Arm, Plan, check_plan
 
 
 class Setting(Struct, frozen=True):

@@ -23,7 +23,7 @@ from gpulab.options import QUICK_MEASURED, QUICK_NOTE, is_quick
 from gpulab.run import Run, Settings
 from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
-from gpulab.tuning import plan as schedule
+from gpulab.tuning import schedule
 from gpulab.tuning.agreement import Agreement, error_of_all
 from gpulab.tuning.arms import (
     ArmPredictions,
@@ -38,9 +38,9 @@ from gpulab.tuning.cell_code import on_interrupt
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.execute import FULL_RUN_LIMIT_S, Execution, FullRun, Stopper, release, run_block, run_full, seeded
-from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, repeated
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import Setting, check_arms, remember, resolve
+from gpulab.tuning.schedule import Arm, Budget, Clock, Listener, Plan, Progress, repeated
 from gpulab.tuning.snapshots import Start
 
 FEWEST_UNPROFILED_STEPS = 8  # if time is short

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gpulab.formatting import percent
 from gpulab.run import Float64
-from gpulab.views.html import macros
+from gpulab.views.page import macros
 from gpulab.views.wording import PARTS
 
 BLUE = "#4477AA"  # Paul Tol's "bright" blue: visible on white and on black

@@ -31,8 +31,8 @@ from gpulab.views.bars import (
     parts_key,
     stepped_axis,
 )
-from gpulab.views.html import fragment_section, macros
 from gpulab.views.layout import Section
+from gpulab.views.page import fragment_section, macros
 from gpulab.views.wording import PARTS, plain
 
 NOTHING = "This text of the cell has not run yet: run the baseline, then its settings can be changed."

@@ -33,9 +33,9 @@ from gpulab.tuning.climb_policy import KEEPING
 from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.compare.cost import cost_of, cost_sentence, pays
 from gpulab.tuning.compare.headline import comparison_headline
-from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Side
-from gpulab.views import bench, html
+from gpulab.tuning.schedule import Progress
+from gpulab.views import bench, page
 from gpulab.views.comparison import comparison_document
 from gpulab.views.comparison_sections import checks, device_of, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
@@ -441,7 +441,7 @@ class Climbing(Stoppable):
         climb = self._climb
         what = f"Climbing, try {len(climb.rungs) + 1}: {line}" if climb else f"Measuring the baseline: {line}"
         picture = picture_of(climb) if climb else Markup()
-        fragment = html.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), (), picture)
+        fragment = page.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), (), picture)
         self._output.show({"text/html": fragment, "text/plain": what})
 
 

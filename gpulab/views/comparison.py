@@ -17,14 +17,14 @@ from gpulab.tuning.bench import Bench, Row, rows_of
 from gpulab.tuning.compare.cost import cell_steps, cost_of, spending
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.compare.statistics import ScalingPoint
-from gpulab.tuning.plan import Arm, Listener
 from gpulab.tuning.record import Block, Comparison, Experiment, LossComparison, PartChange, Side
+from gpulab.tuning.schedule import Arm, Listener
 from gpulab.verdict import EQUIVALENT, Verdict
 from gpulab.views import bench, comparison_sections
 from gpulab.views.bars import FactorAxis
 from gpulab.views.comparison_sections import keep_faster, unprofiled_us
-from gpulab.views.html import static
 from gpulab.views.layout import Section, leading, numbers, present
+from gpulab.views.page import static
 from gpulab.views.progress import Stoppable
 from gpulab.views.view import View
 

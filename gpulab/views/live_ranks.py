@@ -13,7 +13,7 @@ from msgspec import Struct
 from gpulab.analysis.collectives import RankWaits
 from gpulab.formatting import duration, number, percent, while_s
 from gpulab.views.bars import Segment
-from gpulab.views.html import macros
+from gpulab.views.page import macros
 from gpulab.views.widgets import Output
 from gpulab.views.wording import PARTS, plain
 

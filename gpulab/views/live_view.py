@@ -31,7 +31,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.headline import summary
 from gpulab.formatting import decapitalized, plain_values, plural, while_s
 from gpulab.run import Missing
-from gpulab.views.html import static
+from gpulab.views.page import static
 from gpulab.views.widgets import (
     Output,
     Repeater,

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from gpulab.formatting import plain_values, while_s
 from gpulab.options import STOPPED_BY
-from gpulab.tuning.plan import Listener, Progress
-from gpulab.views.html import macros
+from gpulab.tuning.schedule import Listener, Progress
+from gpulab.views.page import macros
 from gpulab.views.waiting import TerminalLine
 from gpulab.views.widgets import Output, ProgressWidget, accept_stop, in_notebook, running_kernel, show_bundle
 

@@ -16,7 +16,7 @@ from gpulab.formatting import duration, number, percent, time_unit
 from gpulab.run import Float64, Int64, Series
 from gpulab.views import wording
 from gpulab.views.bars import BLUE, Path, Segment, area_path, line_path
-from gpulab.views.html import render
+from gpulab.views.page import render
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.wording import plain
 

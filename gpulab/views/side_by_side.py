@@ -20,8 +20,8 @@ from gpulab.tuning.record import BASELINE, Speed
 from gpulab.views import run_figure
 from gpulab.views.bars import A_COLOUR, B_COLOUR, Segment, of_parts, parts_key
 from gpulab.views.bench import run_words, time_title
-from gpulab.views.html import macros
 from gpulab.views.layout import Column, Section, numbers, present
+from gpulab.views.page import macros
 from gpulab.views.report.sections import without_parts
 from gpulab.views.run_figure import Chart, Line
 from gpulab.views.wording import DASH, NOT_PROFILED, effect, operator_name, or_dash, plain

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import plain_values
-from gpulab.views import html, text
+from gpulab.views import page, text
 from gpulab.views.layout import Section
 
 
@@ -66,7 +66,7 @@ class View(ABC):
 
     def html(self) -> str:
         """A self-contained page: no network, the picture inside."""
-        return html.page(self._opening(), self.headline, self._sections(), self._picture(), self._timeline())
+        return page.page(self._opening(), self.headline, self._sections(), self._picture(), self._timeline())
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
@@ -75,7 +75,7 @@ class View(ABC):
 
     def fragment(self, *, full: bool = False) -> str:
         """HTML for a notebook's output: headline, picture, the costliest finding, all else folded (open if `full`)."""
-        return html.fragment(self.headline, self._sections(), self._picture(), full=full)
+        return page.fragment(self.headline, self._sections(), self._picture(), full=full)
 
     def bundle(self, *, full: bool = False) -> dict[str, object]:
         """A display bundle: HTML, and the text for front ends without it."""
@@ -100,7 +100,7 @@ class Listing(Struct, frozen=True):
         return "\n\n".join(filter(None, [*tables, "\n".join(self.lines)]))
 
     def _repr_html_(self) -> str:
-        tables = [html.plain_table(*table, self.numbers) for table in self.tables]
+        tables = [page.plain_table(*table, self.numbers) for table in self.tables]
         return "".join([*tables, *(f'<p style="margin:0.3em 0">{escape(line)}</p>' for line in self.lines)])
 
 

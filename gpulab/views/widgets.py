@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
 
-from gpulab.views.html import macros, static
+from gpulab.views.page import macros, static
 
 JOIN_TIMEOUT_S = 5.0
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.calls import costliest_call, costliest_part
-from gpulab.diagnosis import verdicts
+from gpulab.diagnosis import no_cause
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.own_code import leading_part, with_part
 from gpulab.run import CALL_KINDS, CallLooks, Pause, PauseKind, Phase, Place, Run, Unit
@@ -83,8 +83,8 @@ def test_a_healthy_run_names_what_takes_most(
     for backward, is_named in ((0.004, False), (0.2, True)):
         whole = with_part(case_of(run_of()), CHAINS, replace(part, backward_share=backward))
         assert ("with its backward pass" in whole.summary) is is_named, "no figure is said twice"
-    monkeypatch.setattr(verdicts, "leading_part", lambda _: part)
-    verdict = verdicts.healthy(case_of(run_of()))
+    monkeypatch.setattr(no_cause, "leading_part", lambda _: part)
+    verdict = no_cause.healthy(case_of(run_of()))
     assert verdict is not None and verdict.summary.startswith(starts) and verdict.level == level
     assert f"Your line 7 takes {met} %" in verdict.summary and "line 7" in verdict.source_line
 

@@ -13,8 +13,8 @@ from gpulab.capture.arguments import UpdateDetector
 from gpulab.capture.profiler import StepEvents
 from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
+from gpulab.patching.randomness import preserving_randomness
 from gpulab.snapshot.state import State
-from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.execute import release, seeded
 from tests.support.fake_cuda import ILLEGAL_ACCESS, FakeCuda
 

@@ -40,8 +40,8 @@ from gpulab.errors import UsageError
 from gpulab.tuning import resolve
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.plan import Arm, Listener, Plan
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Listener, Plan
 from gpulab.views import bench as view
 from gpulab.views.wording import lesson_path
 from tests.support.scripted_runs import ScriptedRuns

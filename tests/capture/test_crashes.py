@@ -24,8 +24,8 @@ from gpulab.knobs.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution, Stopper, run_block
-from gpulab.tuning.plan import Size
 from gpulab.tuning.record import Block, Experiment
+from gpulab.tuning.schedule import Size
 from tests.support.fake_cuda import ASSERT, FakeCuda
 
 SETUP = """

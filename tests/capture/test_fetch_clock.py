@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
-from gpulab.capture import batch_clock, fetch_clock, hooks
+from gpulab.capture import batch_clock, fetch_clock, torch_hooks
 from gpulab.capture import fetch_clock as loading_worker
 from gpulab.capture.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, FetchClock, FetchPace
 from gpulab.capture.loading_rows import Rows, SharedRows, batches_of
@@ -391,7 +391,7 @@ def test_a_torch_without_these_methods_is_not_timed(monkeypatch: pytest.MonkeyPa
     from torch.utils.data import dataloader
 
     absent = ("torch.utils.data.dataloader", "_SingleProcessDataLoaderIter", "_process_data", "wrap_process")
-    monkeypatch.setattr(batch_clock, "LOADING", (*hooks.LOADING, absent))
+    monkeypatch.setattr(batch_clock, "LOADING", (*torch_hooks.LOADING, absent))
     run, had = trained(DataLoader(Planted(24), batch_size=4))
     assert len(had) == 6 and [m.key for m in run.missing] == ["workers_inside"]
     assert dataloader._SingleProcessDataLoaderIter._next_data.__module__ == "torch.utils.data.dataloader"

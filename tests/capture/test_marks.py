@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from gpulab.capture import arguments, hooks
+from gpulab.capture import arguments, torch_hooks
 from gpulab.capture.arguments import UpdateDetector
 from gpulab.capture.loader_facts import samples_in
 from gpulab.capture.windows import EARLY_TRACED, plan
+from gpulab.patching.attributes import Hook
+from gpulab.patching.hook_points import module_calls
 from gpulab.run import Settings
-from gpulab.torch_hooks.hook_points import module_calls
-from gpulab.torch_hooks.patching import Hook
 
 POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 
@@ -97,9 +97,9 @@ def test_a_module_hook_lets_itself_be_compiled() -> None:
 
 def test_what_was_compiled_before_closes_the_module_hook() -> None:
     torch._dynamo.reset()
-    assert not hooks._something_is_compiled()
+    assert not torch_hooks._something_is_compiled()
     torch.compile(nn.Identity(), backend="eager")
-    assert hooks._something_is_compiled()
+    assert torch_hooks._something_is_compiled()
     torch._dynamo.reset()
 
 

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import breakdown, placed
 from gpulab.capture import pauses as pauses_module
-from gpulab.capture.hooks import SAVES, install_pauses
 from gpulab.capture.pauses import MOST, GradOff, Pass, Passes, Pauses, Stretch
+from gpulab.capture.torch_hooks import SAVES, install_pauses
 from gpulab.run import Pause
 from gpulab.tape.marks import Kind, Tape
 from tests.support import synthetic

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpulab.analysis.cores import core_share
 from gpulab.diagnosis import cores, needless
 from gpulab.diagnosis.finding import Finding, RuleContext
-from gpulab.diagnosis.verdicts import cannot_tell
+from gpulab.diagnosis.no_cause import cannot_tell
 from gpulab.run import BackwardPass, Category, DenseGradient, Run, Timeline, TrainingFacts
 from tests.support.core_readings import with_cores
 from tests.support.rule_cases import case_of, loader, run_of

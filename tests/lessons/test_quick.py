@@ -12,8 +12,8 @@ from gpulab.lessons.check import Speed, judge_speed, time_pairs
 from gpulab.lessons.search import Trial, endless, run_trials
 from gpulab.options import QUICK_NOTE, QUICK_VARIABLE
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Plan
 from tests.lessons.whole import chosen
 
 ASKED = Plan((Arm({"workers": 2}),), pairs=30, block_steps=10, seeds=3)

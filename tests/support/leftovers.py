@@ -73,7 +73,7 @@ def _replaced(*, sweep: bool) -> Iterator[str]:
 def replaced() -> dict[tuple[str, str], tuple[str, ...]]:
     """All that may be replaced by now: with the tables of the hooks, once they are imported."""
     table = dict(REPLACED)
-    hooks = sys.modules.get("gpulab.capture.hooks")
+    hooks = sys.modules.get("gpulab.capture.torch_hooks")
     if hooks is not None:
         points = [(point.module, point.owner, point.name) for point in hooks.POINTS]
         for module, owner, name, *_ in (*points, *hooks.SWITCHES, *hooks.LOADING, *hooks.SAVES):

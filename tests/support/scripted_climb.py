@@ -17,8 +17,8 @@ from gpulab.tuning.climb_record import Bounds, Climb
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.plan import Arm, Listener, Plan
 from gpulab.tuning.record import Experiment, Side
+from gpulab.tuning.schedule import Arm, Listener, Plan
 from tests.support.comparisons import blocks, facts_with, loss_curve
 
 Settings = Mapping[str, str]

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gpulab.run import Run, Settings
 from gpulab.tuning.execute import FULL_RUN_LIMIT_S, Execution, FullRun, Stopper
-from gpulab.tuning.plan import Plan, Progress, Size
 from gpulab.tuning.record import Block, Experiment
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Plan, Progress, Size
 from tests.support.comparisons import facts_with
 from tests.support.scripted_climb import SCENE
 

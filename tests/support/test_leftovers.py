@@ -19,7 +19,7 @@ import pytest
 from IPython.core.ultratb import FormattedTB
 
 import gpulab
-from gpulab.capture import hooks
+from gpulab.capture import torch_hooks
 from gpulab.errors import GpulabError
 from tests.support import leftovers
 from tests.support.fork_server import python_with_torch
@@ -31,7 +31,7 @@ LEAKS = """
 import subprocess, sys, threading
 import conftest, torch
 import gpulab
-from gpulab.torch_hooks.patching import before_calls
+from gpulab.patching.attributes import before_calls
 conftest.PATIENCE_S = 0.0
 
 kept = []
@@ -103,13 +103,13 @@ def test_the_table_has_all_that_the_package_replaces() -> None:
                 names |= {str(name.value)} if isinstance(name, ast.Constant) else set()
                 computed |= set() if isinstance(name, ast.Constant) else {path.name}
     assert names <= {name for functions in leftovers.replaced().values() for name in functions}
-    assert computed == {"hooks.py", "agreement.py", "patching.py"}
+    assert computed == {"torch_hooks.py", "agreement.py", "attributes.py"}
 
 
 def test_every_hook_and_patch_of_a_run_is_found() -> None:
     with ExitStack() as undo:
-        hooks.install(Mock(), undo)
-        hooks.install_pauses(Mock(), Mock(), undo)
+        torch_hooks.install(Mock(), undo)
+        torch_hooks.install_pauses(Mock(), Mock(), undo)
         found = leftovers.leftovers(sweep=False)
         assert set(found) == set(leftovers.leftovers())
     assert {

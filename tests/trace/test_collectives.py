@@ -13,7 +13,7 @@ from gpulab.analysis.facts import facts
 from gpulab.api.reading import report
 from gpulab.run import Collective
 from gpulab.trace.columns import collective_columns
-from gpulab.trace.events import Args
+from gpulab.trace.event_decoder import Args
 from gpulab.trace.load import load_run
 from tests.support.real_traces import path
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpulab.analysis.breakdown import breakdown
 from gpulab.errors import TraceError
 from gpulab.run import Category, Timeline
-from gpulab.trace import json_text
+from gpulab.trace import text_pieces
 from gpulab.trace.kineto_file import Trace, read_trace
 from gpulab.trace.load import load_run
 from tests.support import real_traces
@@ -157,15 +157,15 @@ def test_what_is_kept_beside_the_spans(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [64, 257, 1000, 5000])
 def test_cut_anywhere(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_text, "BLOCK_BYTES", block)
-    monkeypatch.setattr(json_text, "LEARNED_BYTES", block)
+    monkeypatch.setattr(text_pieces, "BLOCK_BYTES", block)
+    monkeypatch.setattr(text_pieces, "LEARNED_BYTES", block)
     assert rows(read(tmp_path, TEXT).timeline) == EXPECTED
 
 
 def test_many_labels_before_the_first_span(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_text, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(json_text, "LEARNED_BYTES", 2000)
-    monkeypatch.setattr(json_text, "EVENT_LIMIT_BYTES", 4000)
+    monkeypatch.setattr(text_pieces, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(text_pieces, "LEARNED_BYTES", 2000)
+    monkeypatch.setattr(text_pieces, "EVENT_LIMIT_BYTES", 4000)
     spans = [made.span("cpu_op", f"op{i}", 0.5 * i, 0.25) for i in range(100)]
     trace = read(tmp_path, made.text([*made.labels() * 20, *PLAIN, *spans]))
     assert rows(trace.timeline) > EXPECTED and len(trace.timeline) == len(EXPECTED) + 100

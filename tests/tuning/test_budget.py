@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpulab.tuning import plan
+from gpulab.tuning import schedule
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import ENDING_S, Arm, Budget, Plan, Progress, default_budget_s
 from gpulab.tuning.record import Experiment
+from gpulab.tuning.schedule import ENDING_S, Arm, Budget, Plan, Progress, default_budget_s
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns
 
 CODE = Code.of_text("workers = 0\n", {})
@@ -44,7 +44,7 @@ def test_the_budget_is_all_that_the_user_waits(
     ("asked", "step_s", "pairs"),
     [
         ({"pairs": 30}, 0.05, 30),
-        ({}, 1.0, plan.FEWEST_TURNS),  # slow steps get the least without a budget
+        ({}, 1.0, schedule.FEWEST_TURNS),  # slow steps get the least without a budget
         ({"budget_s": 20.0, "pairs": 30}, 0.05, None),
     ],
 )

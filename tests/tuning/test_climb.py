@@ -39,8 +39,8 @@ from gpulab.tuning.climb_policy import (
 from gpulab.tuning.climb_record import Bounds
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks, compare_sequential
-from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment, LossComparison, Side
+from gpulab.tuning.schedule import Arm, Plan
 from gpulab.views.climb import Climbed
 from tests.support.comparisons import PARTS_A, alike, as_written, blocks, facts_with, faster, loss_curve
 from tests.support.scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, nothing_foretold

@@ -11,8 +11,8 @@ from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.plan import Arm, Listener, Plan, Progress
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Listener, Plan, Progress
 from gpulab.views.climb import Climbed
 from tests.support.scripted_climb import finding, nothing_foretold
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns

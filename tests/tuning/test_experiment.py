@@ -15,8 +15,8 @@ import torch
 
 import gpulab
 from gpulab.errors import UsageError
-from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Experiment
+from gpulab.tuning.schedule import Progress
 from tests.knobs.test_model_knobs import everything
 from tests.support.knob_cells import Cell
 from tests.tuning.cells import CELL, SETUP, same, weights
@@ -162,7 +162,7 @@ def test_an_error_under_a_knob_is_a_result(names: dict[str, Any]) -> None:
 def interrupted_at(what: str, names: dict[str, Any]) -> Any:
     from gpulab.api.experiment import conduct
     from gpulab.tuning.code import Code
-    from gpulab.tuning.plan import Arm, Plan
+    from gpulab.tuning.schedule import Arm, Plan
 
     def tell(progress: Progress) -> None:
         if progress.what.startswith(what):
@@ -273,8 +273,8 @@ def test_the_record_of_a_run_holds_the_threads_it_was_given(names: dict[str, Any
 
 def test_steps_that_were_asked_for_make_a_single_run_longer(names: dict[str, Any]) -> None:
     from gpulab.tuning.code import Code
-    from gpulab.tuning.plan import Arm, Plan
     from gpulab.tuning.runner import Runner
+    from gpulab.tuning.schedule import Arm, Plan
 
     code = Code.of_text("for _ in range(3):\n" + CELL.replace("\n", "\n    "), names)
     plans = [Plan((Arm({"pause": 0.001}),), block_steps=n, interleaved=False, save=False) for n in (20, 35)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gpulab
-from gpulab.capture import hooks
+from gpulab.capture import torch_hooks
 from gpulab.tuning import cell_code
 from gpulab.tuning.cell_code import on_interrupt, users_code
 from tests.tuning.cells import CELL, SETUP
@@ -48,17 +48,17 @@ def test_it_is_raised_in_the_users_code_alone(inside: bool) -> None:
 
 
 def _while_installing(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = hooks._optimizer
+    original = torch_hooks._optimizer
 
     def interrupted(*args: Any) -> Any:
         interrupt()
         return original(*args)
 
-    monkeypatch.setattr(hooks, "_optimizer", interrupted)
+    monkeypatch.setattr(torch_hooks, "_optimizer", interrupted)
 
 
 def _while_taking_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    original: Callable[..., Any] = hooks.install
+    original: Callable[..., Any] = torch_hooks.install
 
     def install(*args: Any, **options: Any) -> Any:
         made = original(*args, **options)
@@ -66,7 +66,7 @@ def _while_taking_out(monkeypatch: pytest.MonkeyPatch) -> None:
         undo.callback(interrupt)
         return made
 
-    monkeypatch.setattr(hooks, "install", install)
+    monkeypatch.setattr(torch_hooks, "install", install)
 
 
 def _while_silencing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from msgspec.structs import asdict, replace
 
 from gpulab.knobs.variables import Variables
 from gpulab.run import Loader, Run, StepFlag
-from gpulab.tuning import plan
+from gpulab.tuning import schedule
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution
-from gpulab.tuning.plan import Arm, Plan, Size
 from gpulab.tuning.resolve import ResolvedArm, Setting
+from gpulab.tuning.schedule import Arm, Plan, Size
 from tests.support.synthetic import no_trace_case
 from tests.support.timelines import steps_between
 
@@ -48,28 +48,28 @@ def run_of(count: int, step_ms: float, workers: int = 0, outcome: str = "stopped
 )
 def test_the_size_of_a_block(count: int, step_ms: float, workers: int, size: Size) -> None:
     if count < 40:
-        assert plan.block_size([run_of(count, step_ms, workers, "completed")]) == size
+        assert schedule.block_size([run_of(count, step_ms, workers, "completed")]) == size
     else:
-        assert plan.block_size([run_of(40, step_ms), run_of(40, step_ms, workers)]) == size
-        assert plan.block_size([run_of(40, 50)], steps=7) == Size(3, 7), "as many as asked for"
+        assert schedule.block_size([run_of(40, step_ms), run_of(40, step_ms, workers)]) == size
+        assert schedule.block_size([run_of(40, 50)], steps=7) == Size(3, 7), "as many as asked for"
 
 
 @given(st.integers(2, 8), st.integers(0, 10**6))
 def test_each_turn_runs_a_twice_and_every_other_arm_once(arms: int, seed: int) -> None:
-    order = plan.turn_order(arms, random.Random(seed))
+    order = schedule.turn_order(arms, random.Random(seed))
     assert Counter(order) == Counter({0: 2, **dict.fromkeys(range(1, arms), 1)})
 
 
 def test_orders_differ() -> None:
     source = random.Random(0)
-    assert len({tuple(plan.turn_order(2, source)) for _ in range(50)}) == 3
+    assert len({tuple(schedule.turn_order(2, source)) for _ in range(50)}) == 3
 
 
 @pytest.mark.parametrize(
     ("budget", "turn", "asked", "pairs"), [(60, 1, None, 30), (60, 4, None, 15), (1, 9, None, 4), (1, 9, 8, 8)]
 )
 def test_what_fits_into_the_time(budget: float, turn: float, asked: int | None, pairs: int) -> None:
-    assert plan.pairs_within(budget, turn, asked) == pairs
+    assert schedule.pairs_within(budget, turn, asked) == pairs
 
 
 def test_warmup_compiled_and_cut_steps_do_not_count() -> None:
@@ -77,8 +77,8 @@ def test_warmup_compiled_and_cut_steps_do_not_count() -> None:
     flags = steps.flags.copy()
     flags[4] = StepFlag.COMPILE
     flags[7] = StepFlag.PARTIAL
-    assert plan.block_rows(replace(steps, flags=flags), Size(3, 10)).tolist() == [3, 5, 6]
-    assert plan.block_rows(steps, Size(2, 3)).tolist() == [2, 3, 4]
+    assert schedule.block_rows(replace(steps, flags=flags), Size(3, 10)).tolist() == [3, 5, 6]
+    assert schedule.block_rows(steps, Size(2, 3)).tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

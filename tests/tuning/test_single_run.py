@@ -16,10 +16,10 @@ from gpulab.errors import UsageError
 from gpulab.run import Change, Run
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution
-from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.resolve import Objects, ResolvedArm, check_arms, observation_of, remember, resolve
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Plan
 from tests.tuning.cells import CELL as LOOP
 
 NO_READER = Code.of_text("lr = 0.1", {})

@@ -14,8 +14,8 @@ from gpulab.errors import UsageError
 from gpulab.knobs import loader_options
 from gpulab.run import Device
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.resolve import check
+from gpulab.tuning.schedule import Arm, Plan
 from tests.support.scripted_runs import ScriptedRuns
 
 BUILT = "from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_size=4)\nfor x in loader: x.sum()\n"

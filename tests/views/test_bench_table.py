@@ -17,7 +17,7 @@ from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import LossVerdict, Speed
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
-from gpulab.views.html import macros
+from gpulab.views.page import macros
 from tests.support.comparisons import as_written, facts_with, faster, loss_curve, out_of_memory
 from tests.support.markup import Markup
 

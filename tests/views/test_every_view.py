@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from gpulab.views.html import script_policy
+from gpulab.views.page import script_policy
 from gpulab.views.text import FIRST_SCREEN
 from gpulab.views.wording import plain
 from tests.support import golden_text

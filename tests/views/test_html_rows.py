@@ -20,7 +20,7 @@ from gpulab.views.bars import (
     layers,
     stepped_axis,
 )
-from gpulab.views.html import macros
+from gpulab.views.page import macros
 from tests.support.markup import Markup
 
 RANGES = st.builds(

@@ -20,8 +20,8 @@ import pytest
 from gpulab.live_feed import Delta, Status
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import live_view
-from gpulab.views.html import static
 from gpulab.views.live_view import LiveView, message
+from gpulab.views.page import static
 from gpulab.views.widgets import STOP_MESSAGE, accept_stop
 from tests.support.kernel_session import WIDGET_VIEW
 from tests.support.paths import ROOT, TESTS

@@ -12,8 +12,8 @@ import IPython.display
 import pytest
 from msgspec.structs import replace
 
-from gpulab.tuning.plan import Arm, Progress
 from gpulab.tuning.record import Block
+from gpulab.tuning.schedule import Arm, Progress
 from gpulab.views import progress as module
 from gpulab.views.comparison import Comparing
 from gpulab.views.progress import Progressing, Status, share_done, words

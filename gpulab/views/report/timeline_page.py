@@ -22,7 +22,7 @@ from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline.labels import CALLS, OPERATORS, WAITS, WORK, What, labels
 from gpulab.views import wording
-from gpulab.views.html import render
+from gpulab.views.page import render
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
 

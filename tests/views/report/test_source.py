@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from gpulab.analysis.source_lines import SourceLine
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.headline import Headline
-from gpulab.views import html, text
+from gpulab.views import text
 from gpulab.views.layout import PAIRS, Row, Section
+from gpulab.views.page import fragment
 from gpulab.views.report.findings import finding_sections, source_section
 
 LINES = (
@@ -70,7 +71,7 @@ def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
 
 
 def test_source_reaches_a_page_escaped_with_its_indent() -> None:
-    page = html.fragment(Headline("a run", "It waits.", "", "bad"), (shown(*LINES),))
+    page = fragment(Headline("a run", "It waits.", "", "bad"), (shown(*LINES),))
     assert "&nbsp;&nbsp;&nbsp;&nbsp;ids.append(table[letter] &lt;b&gt;)" in page and "<b>)" not in page
 
 

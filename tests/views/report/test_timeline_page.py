@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpulab.analysis.breakdown import PARTS, breakdown, placed
 from gpulab.run import Category, Run, Timeline
 from gpulab.views import wording
-from gpulab.views.html import static
+from gpulab.views.page import static
 from gpulab.views.report.report import Report
 from gpulab.views.report.timeline_page import timeline_section
 from tests.support import synthetic

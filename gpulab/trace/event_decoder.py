@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpulab.run import Damage
-from gpulab.trace.json_text import TraceText
+from gpulab.trace.text_pieces import TraceText
 
 Value: TypeAlias = int | float | str | bool | None
 

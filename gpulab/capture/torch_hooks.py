@@ -22,9 +22,9 @@ from msgspec import Struct
 
 from gpulab.capture.arguments import Arguments
 from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
+from gpulab.patching.attributes import Args, Hook, KeywordArgs, before_calls, remove_callback, replaced
+from gpulab.patching.hook_points import module_calls, step_hooks
 from gpulab.tape.marks import Kind, Tape
-from gpulab.torch_hooks.hook_points import module_calls, step_hooks
-from gpulab.torch_hooks.patching import Args, Hook, KeywordArgs, before_calls, remove_callback, replaced
 
 if TYPE_CHECKING:
     from gpulab.capture.pilot import Pilot

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from gpulab.torch_hooks.patching import replaced
+from gpulab.patching.attributes import replaced
 
 
 class Owner:

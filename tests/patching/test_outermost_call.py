@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.variables import nn_module
 from torch.optim import Optimizer
 
-from gpulab.torch_hooks.hook_points import HookOrder, Layer, OptimizerHook, around_outermost, around_steps
+from gpulab.patching.hook_points import HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 from tests.support.knob_cells import Net, new_cell
 
 X = torch.ones(1, 3, 6, 6)

@@ -19,7 +19,7 @@ from functools import cache, partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from gpulab.torch_hooks.patching import Shared, replaced
+from gpulab.patching.attributes import Shared, replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module
