@@ -1,4 +1,4 @@
-"""The rules, in one literal list of their modules: each declares in `FINDINGS` the kinds of finding that it returns."""
+"""All rules, as a literal list of modules: each module declares in `FINDINGS` the kinds of finding that it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpulab.diagnosis.finding import Finding, FindingKind
 
 
 class RuleModule(Protocol):
-    """What a module of rules must have to be in the catalogue."""
+    """The interface that a module of rules must have to be in the catalogue."""
 
     @property
     def FINDINGS(self) -> tuple[FindingKind, ...]:
@@ -37,27 +37,27 @@ RULE_MODULES: tuple[RuleModule, ...] = (
     device,
     distributed,
     needless,
-    no_cause,  # where none of these speaks
+    no_cause,  # if no rule above has a finding
 )
 
 
 def kinds() -> tuple[FindingKind, ...]:
-    """All kinds of finding, in the order in which their rules are asked."""
+    """All kinds of finding, in the order in which their rules run."""
     return tuple(kind for module in RULE_MODULES for kind in module.FINDINGS)
 
 
 def kind_of(key: str) -> FindingKind:
-    """What is declared of a key. Of one that is not declared only the title is known: the key itself, spelled out."""
+    """The declared kind of a key. An undeclared key gets only a title: the key itself, spelled out."""
     return next((kind for kind in kinds() if kind.key == key), FindingKind(key, key.replace("_", " ")))
 
 
 def title_of(key: str) -> str:
-    """What a finding of that key is called on screen."""
+    """The title of a finding with that key, as on screen."""
     return kind_of(key).title
 
 
 def title_for(finding: Finding) -> str:
-    """What that finding is called: by itself, else as its kind."""
+    """The title of the finding itself, else that of its kind."""
     return finding.title or title_of(finding.key)
 
 

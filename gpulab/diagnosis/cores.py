@@ -1,4 +1,4 @@
-"""Rules about CPU cores: other programs or a quota take them, too many threads share them, or they are idle."""
+"""Rules about CPU cores: taken by other programs or a quota, shared by too many threads, or idle."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gpulab.analysis.operators import DIVISIBLE_NS, divisible_share
 from gpulab.diagnosis.finding import Finding, FindingKind, RuleContext, evidence
 from gpulab.formatting import duration, number, percent, plural
 
-_THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up
-_FULL = 0.75  # ours, of the cores in use: below it, waits are short turns of the program's own threads
-_LEVEL_BAD = 0.3  # ours, of a step
-_FREE = 0.5  # ours, of a core: less is used up by short turns of other programs
+_THROTTLED = 0.05  # ours: a quota that runs out in 1 of 20 periods is used up
+_FULL = 0.75  # ours, share of cores in use: below it, waits come from the program's own threads taking turns
+_LEVEL_BAD = 0.3  # ours, share of a step
+_FREE = 0.5  # ours, in cores: less is taken by brief activity of other programs
 
 
 def cpu_shared(context: RuleContext) -> Finding | None:
@@ -41,12 +41,13 @@ def cpu_shared(context: RuleContext) -> Finding | None:
 
 
 def core_loss(context: RuleContext) -> CoreLoss | None:
-    """What a typical step loses for want of cores; None where the system does not report it, or without a step."""
+    """The time that a typical step loses waiting for cores; None if the system does not report it, or without a
+    step."""
     return core_loss_of(context.facts, context.step_us, context.thresholds.core_wait_notice)
 
 
 def is_long(context: RuleContext, loss: CoreLoss) -> bool:
-    """Whether that loss is long enough to report."""
+    """Whether the loss is long enough to report."""
     return loss.total_us >= context.thresholds.core_wait_notice * context.step_us
 
 
@@ -71,7 +72,7 @@ def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None
         return None
     threads = context.run.environment.compute_threads or 1
     if others is None and threads + (context.facts.worker_count or 0) > count:
-        return None  # nobody knows whether others were there, and the program's own threads suffice
+        return None  # other programs are unknown, and the program's own threads explain the wait
     got = "a part" if cores.got_cores is None else _mean(cores.got_cores)
     usable = cores.cores if cores.quota_cores is None or cores.cores is None else min(cores.cores, cores.quota_cores)
     return (
@@ -82,7 +83,7 @@ def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None
 
 
 def _figures(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[str]:
-    """How long a step waits for a core, and in which of its parts; and which programs used the cores."""
+    """How long a step waits for a core, in which of its parts, and which programs used the cores."""
     parts = {"waiting for a core": loss.thread_us, "compute threads": loss.pool_us, "loading": loss.loading_us}
     split = ", ".join(f"{where} {duration(us)}" for where, us in parts.items() if us > 0)
     rows = [f"no free core for {duration(loss.total_us)} of {context.whole}: {split}"]
@@ -128,7 +129,7 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
 
 
 def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
-    """No operator has more threads than cores, but workers and their threads compete with the training."""
+    """No operator has more threads than there are cores, but workers and their threads compete with the training."""
     share, loss = context.facts.cores, core_loss(context)
     if share is None or loss is None or not is_own_doing(share) or not is_long(context, loss):
         return None
@@ -150,7 +151,7 @@ def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
 
 
 def idle_cores(context: RuleContext) -> Finding | None:
-    """Long operators are computed by fewer threads than there are idle cores."""
+    """Long operators use few threads while cores are idle."""
     run, cores = context.run, context.facts.cores
     threads, free = run.environment.compute_threads, None if cores is None else cores.free_cores
     if context.on_gpu or run.job is not None or not threads or free is None:

@@ -20,7 +20,7 @@ _GPU_CURE = (
     "(torch.utils.checkpoint) make room."
 )
 _HOST_CURE = "Fewer loader workers, a smaller prefetch_factor, or a data set that is read piece by piece make room."
-# As torch, the C library and Python say it.
+# The messages of torch, the C library and Python.
 _OUT_OF_MEMORY = re.compile(r"out of memory|allocate memory|not enough memory|OutOfMemoryError|MemoryError", re.I)
 
 
@@ -62,7 +62,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
-    """The memory of the GPU or the machine is nearly full: only a hint, unless something shows that it ran out."""
+    """The memory of the GPU or the machine is nearly full: only a hint, unless there is evidence that it ran out."""
     run, short = context.run, _too_little(context)
     fraction = memory_fraction(run) if context.on_gpu else None
     total = run.memory.total_bytes or run.device.memory_total_bytes
@@ -77,7 +77,7 @@ def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Finding:
-    """`short`: the evidence that it was too little. Without it, full memory is simply memory well used."""
+    """`short`: the evidence that memory was too small. Without such evidence, full memory is just well used."""
     return Finding(
         "memory_pressure",
         f"{what} is nearly full: {percent(fraction)} at the peak.",
@@ -89,7 +89,7 @@ def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Find
 
 
 def _too_little(context: RuleContext) -> str:
-    """The evidence that the GPU's memory was too little, as a sentence without a full stop; empty without any."""
+    """The evidence that the GPU's memory was too small, as a sentence without a full stop; empty without evidence."""
     ran_out = _ran_out(context)
     if ran_out or not isinstance(allocator_thrash(context), Finding):
         return ran_out
@@ -102,11 +102,12 @@ def _ran_out(context: RuleContext) -> str:
 
 
 def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
-    """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
+    """Half of the memory is free, and the operations do not fill the GPU: a hint, never while the GPU waits for
+    data."""
     fraction, (filled, source), limits = exact_memory_fraction(context.run), _filled(context), context.thresholds
     if not context.on_gpu or filled is None or filled >= limits.sm_active_low or context.starves:
         return None
-    if 1 - context.idle_us / (context.step_us or 1.0) <= limits.utilization_low:  # then `small_batch` says it
+    if 1 - context.idle_us / (context.step_us or 1.0) <= limits.utilization_low:  # then `small_batch` reports it
         return None
     if fraction is None:
         what = "Whether a larger batch would fit into the GPU's memory: its operations fill only a part of the GPU"
@@ -125,7 +126,8 @@ def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _filled(context: RuleContext) -> tuple[float | None, str]:
-    """The share of the GPU that works while it is busy, and its source; the source's mean includes idle time."""
+    """The share of the GPU that works while it is busy, and the source of the figure; the source's mean includes idle
+    time."""
     trace, source = context.facts.trace, "SMs active while the GPU works (NVML)"
     share = next((c.step_mean for c in context.facts.curves if c.name == "sm_active_fraction"), None)
     if share is None:
@@ -141,7 +143,7 @@ _POWER_CAP = 0x004
 
 
 def gpu_shared(context: RuleContext) -> Finding | Undetermined | None:
-    """Other programs use the GPU, so every figure includes their work."""
+    """Other programs use the GPU, so all figures include their work."""
     if not context.on_gpu:
         return None
     others = context.run.samples.get("other_gpu_processes")
@@ -176,7 +178,7 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
     slower = slowed_fraction(context.run)
     at_speed = slower is None or slower < context.thresholds.slowed_notice
     if not limits or (set(limits) == {_POWER_CAP} and at_speed):
-        return None  # a GPU at its power limit that keeps its clock works as it should
+        return None  # at its power limit with an unchanged clock, a GPU works as it should
     names = [THROTTLE_NAMES[bit] for bit in limits]
     shares = [f"{name}: {percent(share)} of the readings" for name, share in zip(names, limits.values(), strict=True)]
     below = "" if slower is None else f"the clock was {percent(slower)} below its maximum, on average"
@@ -185,7 +187,7 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
         f"GPU throttled ({', '.join(names)}): it ran below its clock.",
         (Evidence(shares[0], _from_to(reasons.t_ns[(bits & sum(limits)) != 0])), *evidence(*shares[1:], below)),
         None if slower is None else slower * context.part_us("compute"),
-        "measured" if slower is None else "likely",  # not all kernels go by the clock: some wait for memory
+        "measured" if slower is None else "likely",  # not all kernels scale with the clock: some wait for memory
         parts=("compute/clock",),
         cure="Better cooling, a higher power limit (nvidia-smi -pl, as administrator), or another GPU. No code change "
         "helps.",

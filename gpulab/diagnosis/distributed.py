@@ -1,4 +1,4 @@
-"""Rules about several ranks: communication that no compute hides, and the rank that the others wait for."""
+"""Rules about several ranks: communication that no compute overlaps, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PIPELINE = (
 
 
 def exposed_communication(context: RuleContext) -> Finding | None:
-    """Data is exchanged with other ranks while nothing is computed, as one rank's trace shows it."""
+    """Data is exchanged with other ranks while nothing is computed, seen in the trace of one rank."""
     share = context.share("communication")
     if share <= context.thresholds.exposed_notice:
         return None
@@ -54,7 +54,8 @@ def typical(ranks: Iterable[RankFacts], figure: Callable[[RankFacts], float]) ->
 
 
 def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_line: Finding | None = None) -> Finding:
-    """The others wait for that rank. `own`: its own first finding, which explains why; `with_line`: one with a line."""
+    """The others wait for `late_rank`. `own`: that rank's first finding, which explains why; `with_line`: one with a
+    line."""
     with_line = with_line or own
     others = [r for r in ranks.ranks if r.rank != late_rank]
     slowest = next(r for r in ranks.ranks if r.rank == late_rank)
@@ -90,7 +91,7 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_l
 
 
 def waiting_for_pauses(late_rank: int, own: Finding, more_us: float) -> Finding:
-    """The others wait while that rank pauses, by all its steps: the traced ones may contain no pause."""
+    """The others wait while `late_rank` pauses, judged by all its steps: the traced steps may contain no pause."""
     return replace(
         own,
         key="straggler",
@@ -107,7 +108,7 @@ def waiting_for_pauses(late_rank: int, own: Finding, more_us: float) -> Finding:
 
 
 def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds: Thresholds) -> Finding | None:
-    """The others wait for the rank that has more samples in a step. `late`: the finding about that rank."""
+    """The others wait for `late_rank`, which has more samples per step. `late`: the finding about that rank."""
     samples = {r.rank: r.samples_per_step for r in ranks.ranks}
     own, others = samples[late_rank], [s for rank, s in samples.items() if rank != late_rank and s is not None]
     if own is None or len(others) + 1 < len(samples):
@@ -133,7 +134,8 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
 
 
 def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Finding) -> Finding | None:
-    """Communication is many small collectives, each as slow as a larger one. `exposed`: the finding about all of it."""
+    """Communication is many small collectives, each as slow as a larger one. `exposed`: the finding about all
+    communication."""
     counts = [r.collectives_per_step for r in ranks.ranks]
     on_gpu = any(r.breakdown.device_index is not None for r in ranks.ranks)
     most_us = thresholds.small_collective_gpu_us if on_gpu else thresholds.small_collective_cpu_us
@@ -156,9 +158,10 @@ def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Fi
 
 
 def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_us: float) -> Finding | None:
-    """Exchange that nothing hides; what of it is waiting for the straggler is the straggler's.
+    """Communication that no compute overlaps, without `waited_us`, the wait for the straggler, which has its own
+    finding.
 
-    Ranks that wait for a processor core come late to each exchange: so much of it says nothing.
+    Ranks that wait for a CPU core arrive late at each exchange: a share up to that wait is not reported.
     """
     core_wait = typical(ranks.ranks, lambda r: r.core_wait_share)
     share = typical(ranks.ranks, lambda r: r.exposed_us / r.step_us)

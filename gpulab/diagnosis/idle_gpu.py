@@ -1,4 +1,4 @@
-"""Rules about a GPU that idles: unused, with work that is too small or starts too slowly, or while the CPU waits."""
+"""Rules about an idle GPU: unused, with work that is too small or launched too slowly, or while the CPU waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpulab.timeline.labels import differentiates_twice
 
 
 def wrong_device(context: RuleContext) -> Finding | None:
-    """A GPU is there, and the model or a part of it computes on the CPU."""
+    """The machine has a GPU, but the model or a part of it computes on the CPU."""
     choice = next((c for c in context.run.choices if c.what == "device" and c.value == "CPU"), None)
     if choice is not None:
         return _unused(context, choice.reason)
@@ -42,7 +42,7 @@ def _unused(context: RuleContext, reason: str) -> Finding:
             f"{duration(computing_us)} of each step is CPU compute; the GPU's time for it was not measured",
         ),
         computing_us or None,
-        "likely",  # what the GPU takes for it is not known
+        "likely",  # the time on the GPU is unknown
         parts=("compute", "optimizer"),
         cure='Move the model and each batch to it: model.to("cuda") before the optimizer is made, and '
         'batch.to("cuda", non_blocking=True) in the loop.',
@@ -75,10 +75,10 @@ def _partly(context: RuleContext) -> Finding | None:
 
 # -- work that is too small, or started too slowly ---------------------------------------------------------------------
 
-_LAUNCHING = ("launch", "queued")  # where launches cost the GPU time
-_CALLING = ("compute", "unknown", "optimizer")  # where calls of operators lie, on a CPU
-_MOSTLY_REPLAYED = 0.5  # ours: of the time in kernels
-_MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
+_LAUNCHING = ("launch", "queued")  # parts in which launches cost the GPU time
+_CALLING = ("compute", "unknown", "optimizer")  # parts that hold calls of operators, on a CPU
+_MOSTLY_REPLAYED = 0.5  # ours: share of the time in kernels
+_MOSTLY_SHORT = 0.5  # ours: share of the kernels; with fewer short ones there may be another cause
 _LARGER = (
     "Double the batch size while memory allows, and judge by time per sample. A larger batch changes training: adjust "
     "the learning rate."
@@ -96,7 +96,7 @@ _BETWEEN_REPLAYS = (
 def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     """The GPU idles because the CPU launches operations more slowly than the GPU completes them.
 
-    Replayed graphs start their kernels without the CPU: there only the time between two replays counts.
+    Replayed graphs start their kernels without the CPU, so for graphs only the time between two replays counts.
     """
     work, limits, step_us = context.work, context.thresholds, context.step_us
     if work is None or context.starves or context.idle_us < limits.idle_notice * step_us:
@@ -120,7 +120,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
         f"in all, the GPU is idle for {percent(context.idle)} of {context.unit}",
     )
     replayed, compiles = is_replayed(context), not differentiates_twice(context.run)
-    lost = f"{duration(lost_us)} of {context.whole}"  # no part of the breakdown, so not as a share
+    lost = f"{duration(lost_us)} of {context.whole}"  # not a part of the breakdown, so no share
     return Finding(
         "launch_bound",
         f"The GPU is idle for {lost} between replayed graphs: the CPU prepares the next one too slowly."
@@ -137,13 +137,14 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _fewer(context: RuleContext) -> str:
-    """How to call fewer operators. Compiled code cannot be differentiated twice (torch 2.13)."""
+    """The advice how to call fewer operators. Compiled code cannot be differentiated twice (torch 2.13)."""
     others = "" if differentiates_twice(context.run) else ", or let torch.compile(model) fuse them"
     return f"Call fewer, larger operators: stack what a Python loop handles one by one{others}."
 
 
 def small_batch(context: RuleContext) -> Finding | Undetermined | None:
-    """The GPU is half idle and its memory half empty, or its kernels are too small: a larger batch costs little."""
+    """The GPU is half idle and its memory half empty, or its kernels are too small: a larger batch costs little
+    time."""
     work, limits, step_us, idle_us = context.work, context.thresholds, context.step_us, context.idle_us
     if not context.on_gpu:
         return _mostly_calls(context)
@@ -161,7 +162,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         what = "Whether a larger batch would fit into the GPU's memory"
         return Undetermined("small_batch", what, how_to_know_memory(context))
     larger = _larger_batch(context)
-    batched = bool(larger) or context.run.source == "trace"  # which does not tell
+    batched = bool(larger) or context.run.source == "trace"  # a trace does not show it
     working = f"it works for only {percent(1 - idle_us / step_us)} of {context.unit}"
     return Finding(
         "small_batch",
@@ -181,7 +182,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
 def _mostly_calls(context: RuleContext) -> Finding | None:
     """Most of the step does not depend on the batch size; without a batch size: most goes into calling operators.
 
-    A larger batch can only be advised where a DataLoader makes the batches.
+    A larger batch is advised only if a DataLoader makes the batches.
     """
     host, updating, limits, loader = context.facts.host, context.facts.optimizer, context.thresholds, context.loader
     if host is None:
@@ -192,7 +193,7 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         return None
     typical = context.of_typical(max(0.0, share - host.calls_share) if larger else share, *_CALLING)
     cost_us = typical * context.step_us - (updating.host_us if updating is not None else 0.0)
-    if cost_us < limits.calling_left_notice * context.step_us:  # the rest has other rules
+    if cost_us < limits.calling_left_notice * context.step_us:  # other rules cover the rest
         return None
     short = f"{number(host.short_count)} of {number(host.count)} operators per step"
     batch = f", at batch size {loader.batch_size}" if loader is not None and loader.batch_size else ""
@@ -212,7 +213,7 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
 
 
 def is_replayed(context: RuleContext) -> bool:
-    """Whether replayed graphs do most of the GPU's work: then hardly any kernel is launched by itself."""
+    """Whether replayed graphs do most of the GPU's work: then hardly any kernel is launched singly."""
     return context.work is not None and replayed_fraction(context.work) >= _MOSTLY_REPLAYED
 
 
@@ -229,7 +230,7 @@ def how_to_know_memory(context: RuleContext) -> str:
 
 
 def _launching_us(context: RuleContext) -> float:
-    """Idle time caused by launches, without long gaps and without the time in which the host waits for the GPU."""
+    """Idle time caused by launches, without long gaps and without time in which the host waits for the GPU, in µs."""
     work = context.work
     if work is None:
         return 0.0
@@ -247,8 +248,8 @@ def _larger_batch(context: RuleContext) -> tuple[tuple[str, str], ...]:
 
 # -- the CPU waits for the GPU -----------------------------------------------------------------------------------------
 
-_SEVERAL, _ONCE = 1.5, 0.75  # ours: from there on a count per step rounds to several, or to one
-# What the user wrote, by the operator that the trace names.
+_SEVERAL, _ONCE = 1.5, 0.75  # ours: the counts per step that are worded as several, or as one
+# The user's call, by the operator that the trace names.
 _CALL_WORDS = {
     "aten::item": ".item(), float() or print of a GPU value",
     "aten::_local_scalar_dense": ".item(), float() or print of a GPU value",
@@ -267,7 +268,7 @@ _CALL_WORDS = {
 
 
 def sync_points(context: RuleContext) -> Finding | Undetermined | None:
-    """The loop reads results from the GPU, waits until its work is done, and only then launches more."""
+    """The loop reads results from the GPU, so it waits until the GPU's work is done before it launches more."""
     calls = [b for b in context.facts.of(blocking_calls) if b.direction in ("read", "wait")]
     waited_us = sum(b.waited_us for b in calls)
     lost_us = min(waited_us, _not_for_data_us(context))
@@ -292,10 +293,10 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
-    """Batches are copied to the GPU from pageable memory: the copy is slow, and the program blocks meanwhile.
+    """Batches are copied to the GPU from pageable memory: the copy is slow and blocks the program.
 
-    The loss is time without compute on the device, and at most the time that the host blocks. The device copies while
-    the host blocks, and that time counts once.
+    The loss is time without compute on the device, at most the time that the host blocks. The device copies while the
+    host blocks; that time counts once.
     """
     work, loader = context.work, context.loader
     uploads = next((b for b in context.facts.of(blocking_calls) if b.direction == "upload"), None)
@@ -330,7 +331,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _not_for_data_us(context: RuleContext) -> float:
-    """The most that waiting for the GPU can cost: idle time that no wait for data explains."""
+    """The most that waiting for the GPU can cost, in µs: idle time that no wait for data explains."""
     return max(0.0, context.idle_us - context.part_us("data_wait") - idle_within_replays_us(context))
 
 

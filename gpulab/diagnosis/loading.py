@@ -1,4 +1,4 @@
-"""Rules about the DataLoader: the step waits for data, what inside it takes the time, and workers that start anew."""
+"""Rules about the DataLoader: whether the step waits for data, which stage of loading is slow, and worker restarts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from gpulab.timeline.labels import What, labels
 
 
 def data_starved(context: RuleContext) -> Finding | Undetermined | None:
-    """The loop waits for its next batch, and the device has nothing to do meanwhile.
+    """The loop waits for its next batch while the device has nothing to do.
 
-    Of the untraced steps where there are any; on a GPU only what its work does not hide, from the accounting.
+    Measured in the untraced steps if there are any; on a GPU, only the wait that its work does not hide (accounting).
     """
     if makes_own_batches(context):
         return making_own_batches(context)
@@ -43,27 +43,27 @@ def data_starved(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def cpu_preprocessing(context: RuleContext) -> Finding | Undetermined | None:
-    """Decoding and transforming the items takes processor time, and the step waits for it."""
+    """The step waits for the decoding and transforming of items, which takes CPU time."""
     return _cause(context, "cpu_preprocessing")
 
 
 def storage_bound(context: RuleContext) -> Finding | Undetermined | None:
-    """Reading the items waits for a disk, a network or a lock, and the step waits for it."""
+    """The step waits for the reading of items, which waits for a disk, a network or a lock."""
     return _cause(context, "storage_bound")
 
 
 def slow_collate(context: RuleContext) -> Finding | Undetermined | None:
-    """Putting the items of a batch together takes long, and the step waits for it."""
+    """The step waits for the collation of items into a batch."""
     return _cause(context, "slow_collate")
 
 
 def slow_hand_over(context: RuleContext) -> Finding | Undetermined | None:
-    """Batches are made in time, and the loop waits for them to cross from the workers."""
+    """Batches are ready in time, but the loop waits for their transfer from the workers."""
     return _cause(context, "slow_hand_over")
 
 
 def slow_sampler(context: RuleContext) -> Finding | Undetermined | None:
-    """The training process itself takes long to choose the items of a batch."""
+    """The sampler, in the training process, is slow to choose the items of a batch."""
     return _cause(context, "slow_sampler")
 
 
@@ -79,7 +79,7 @@ class _Wait(Struct, frozen=True):
 
 
 def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
-    """None where the wait is too short to report; Undetermined where the run does not show it."""
+    """The wait for data; None if it is too short to report, Undetermined if the run does not show it."""
     waited, share, step_us = context.facts.data_wait_us, context.facts.data_wait_fraction, context.step_us
     if not step_us:
         return None
@@ -98,7 +98,7 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
 
 
 def _exposed_us(context: RuleContext, waited_us: float) -> float | None:
-    """The wait without device work beside it; None where it is not known what the device did."""
+    """The part of the wait without device work, in µs; None if the device's work is unknown."""
     if not context.on_gpu:
         return waited_us
     if context.withheld("idle_causes") is not None:
@@ -110,7 +110,7 @@ def _exposed_us(context: RuleContext, waited_us: float) -> float | None:
 
 
 def _finding(context: RuleContext, wait: _Wait, key: str, because: str = "") -> Finding:
-    """`because`: what takes the time, where that is known."""
+    """`because`: what takes the time, if known."""
     limits, inside, by_step = context.thresholds, context.facts.loading, context.by_step
     bad = max(wait.part, wait.waited_us / context.step_us) >= limits.data_wait_bad
     figures = [
@@ -155,7 +155,7 @@ def _basis(context: RuleContext) -> str:
 
 
 def _bursts(context: RuleContext) -> str:
-    """How unequally the steps of a trace wait; of a trace with one batch, that others may wait less."""
+    """How unevenly the steps of a trace wait; for a trace with one batch, that other steps may wait less."""
     timeline = context.run.timeline
     if not context.by_step and timeline is not None and len(labels(timeline).rows(What.LOADER)) == 1:
         return "this trace holds one batch: record several, for a first one takes longer than others"
@@ -167,7 +167,7 @@ def _bursts(context: RuleContext) -> str:
 
 
 def _loads(context: RuleContext) -> str:
-    """Who loads the data, by the loader's settings, else by the iterator's class in the trace."""
+    """Which process loads the data, by the loader's settings, else by the iterator's class in the trace."""
     if context.loader is not None:
         return f"; num_workers={context.loader.num_workers}"
     words = {True: "; loaded by worker processes", False: "; loaded in the main process (num_workers=0)", None: ""}
@@ -175,7 +175,7 @@ def _loads(context: RuleContext) -> str:
 
 
 def _longest_wait(context: RuleContext) -> tuple[int, int] | None:
-    """The profiled step that waits longest, where to look."""
+    """The profiled step that waits longest, as the place to look."""
     steps = context.breakdown.steps if context.breakdown is not None else ()
     step = max(steps, key=lambda s: s.parts_ns["data_wait"], default=None)
     return (step.start_ns, step.end_ns) if step is not None and step.parts_ns["data_wait"] else None
@@ -189,13 +189,13 @@ _BECAUSE = {
     "slow_collate": "collate takes {share} of loading",
 }
 _BESIDE_MAKING = ("slow_hand_over", "slow_sampler")
-_MANY_TENSORS = 16  # ours: as many as a few fields give have a cost that packing hardly changes
+_MANY_TENSORS = 16  # ours: for fewer tensors, packing hardly changes the cost
 
 
 def _cause(context: RuleContext, key: str) -> Finding | Undetermined | None:
-    """The finding of that cause, if the step waits for data and it takes most of the time to make a batch."""
+    """The finding of that cause, if the step waits for data and the cause takes most of the time to make a batch."""
     wait, inside = _waiting(context), context.facts.loading
-    if makes_own_batches(context) or not isinstance(wait, _Wait):  # in the first case no DataLoader made them
+    if makes_own_batches(context) or not isinstance(wait, _Wait):  # own batches need no DataLoader
         return None
     if inside is None:
         what = "What inside the DataLoader takes the time: reading, decoding, or collate"
@@ -208,7 +208,7 @@ def _cause(context: RuleContext, key: str) -> Finding | Undetermined | None:
         because = _beside_making(context, inside, key)
         return _finding(context, wait, key, because) if because else None
     times = times_by_cause(inside)
-    of_us = inside.batch_us - waiting_for_core_us(inside)  # other programs may have taken the core
+    of_us = inside.batch_us - waiting_for_core_us(inside)  # time without a core does not count
     if of_us <= 0 or times.get(key, 0.0) < max(*times.values(), limit * of_us):
         return None
     each_us = _one_by_one_us(context)
@@ -218,9 +218,9 @@ def _cause(context: RuleContext, key: str) -> Finding | Undetermined | None:
 
 
 def _beside_making(context: RuleContext, inside: LoadingFacts, key: str) -> str:
-    """What the loop waits for while no worker makes its batch: its sampler, if a line shows that, else the hand-over.
+    """What the loop waits for while no worker makes its batch: the sampler, if a line shows it, else the hand-over.
 
-    Empty where that is the finding of another key.
+    Empty if the finding has a different key.
     """
     line, loader, share = _sampler_line(context), context.loader, percent(inside.handing_over)
     if loader is None or key != ("slow_hand_over" if line is None else "slow_sampler"):
@@ -247,11 +247,11 @@ def _why_not_inside(context: RuleContext) -> str:
 
 
 def _line(context: RuleContext, key: str) -> tuple[str, bool, tuple[SourceLine, ...]]:
-    """The line, or the loop, that surely takes most of the time to make batches, in whichever process makes them; the
-    lines around it, each with its share.
+    """The line or loop that surely takes most of the time to make batches, in any process, and the lines around it,
+    each with its share.
 
-    Where none surely does, the function that does the longest part, and True: its line is not known. Empty where that
-    is not the user's code.
+    If no line surely does, the function with the longest part, and True: its line is unknown. Empty if the function is
+    not the user's code.
     """
     run, collating, line = context.run, key == "slow_collate", ""
     source: tuple[SourceLine, ...] = ()
@@ -269,7 +269,7 @@ def _line(context: RuleContext, key: str) -> tuple[str, bool, tuple[SourceLine, 
 
 
 def _sampler_line(context: RuleContext) -> LineShare | None:
-    """The line that surely takes most of the loop's wait, in a sampler of the user's: the loop asks from elsewhere."""
+    """The line of the user's sampler that surely takes most of the loop's wait; None without such a line."""
     account, waits = context.breakdown, _waiting_times(context)
     if context.loader is None or not context.loader.sampler_line or account is None:
         return None
@@ -296,9 +296,9 @@ def _waiting_times(context: RuleContext) -> Intervals:
 
 # -- the cure ----------------------------------------------------------------------------------------------------------
 
-_UNKNOWN_MACHINE = 8  # workers proposed at most where the usable cores are not known
-_LEAST_COMPUTING = 0.01  # ours, of the step: as much as can be told from nothing
-_SMALL_ITEM_US = 20.0  # ours: to index, to collate and two calls of Python take 5 to 10 µs of an item
+_UNKNOWN_MACHINE = 8  # most workers to propose if the usable cores are unknown
+_LEAST_COMPUTING = 0.01  # ours, share of the step: the smallest that can be distinguished from zero
+_SMALL_ITEM_US = 20.0  # ours: indexing, collation and two Python calls take 5 to 10 µs per item
 _NO_ROOM = "Host memory is nearly full: more workers or a cache would not fit."
 _COLLATED = (
     "Vectorize collate_fn: torch.stack, or one pad_sequence per batch, instead of Python loops over items. Move "
@@ -329,7 +329,7 @@ _Settings = tuple[tuple[str, str], ...]
 
 
 def _cure(context: RuleContext, key: str, waited_us: float) -> tuple[_Settings, str]:
-    """The knobs and the words for the finding of that key.
+    """The knobs and the words that cure the finding with that key.
 
     A cache keeps items, not batches, so it is no cure for `slow_collate`.
     """
@@ -365,7 +365,7 @@ def _cure(context: RuleContext, key: str, waited_us: float) -> tuple[_Settings, 
 
 
 def _cure_without_knob(context: RuleContext, key: str) -> str:
-    """The cure in words, where the setting of `_cure` is predicted to gain nothing."""
+    """The cure in words if the setting of `_cure` is predicted to gain nothing."""
     if key == "slow_sampler":
         return _CHOOSING
     if key == "slow_hand_over":
@@ -376,7 +376,7 @@ def _cure_without_knob(context: RuleContext, key: str) -> str:
 
 
 def _of_whole_batches(context: RuleContext, key: str) -> str:
-    """How to make a whole batch at once, where the time goes to single items; else empty."""
+    """How to make a whole batch at once, if the time goes to single items; else empty."""
     if key in ("slow_collate", "cpu_preprocessing") and _one_by_one_us(context) is not None:
         return _WHOLE_BATCHES
     by_torch = context.loader is not None and context.loader.own_collate is False
@@ -384,7 +384,8 @@ def _of_whole_batches(context: RuleContext, key: str) -> str:
 
 
 def _one_by_one_us(context: RuleContext) -> float | None:
-    """The time of one item of a map-style dataset, if it is hardly more than the Python calls for it; else None."""
+    """The time of one item of a map-style dataset, if it is hardly more than the cost of its Python calls; else
+    None."""
     inside, loader = context.facts.loading, context.loader
     if inside is None or not inside.items_per_batch or loader is None or loader.iterable:
         return None
@@ -393,7 +394,7 @@ def _one_by_one_us(context: RuleContext) -> float | None:
 
 
 def _room_for_workers(context: RuleContext) -> int:
-    """Usable cores: more processes than that take time from each other, unless they wait for something else."""
+    """The usable cores: with more processes, they take time from each other, unless they wait for I/O."""
     cores, inside = context.run.environment.usable_cores, context.facts.loading
     if cores is None or (inside is not None and mostly_waits(inside)):
         return max(_UNKNOWN_MACHINE, int(cores or 0))
@@ -402,7 +403,7 @@ def _room_for_workers(context: RuleContext) -> int:
 
 # -- where an epoch begins ---------------------------------------------------------------------------------------------
 
-_MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
+_MOST_STEPS = 0.5  # ours, share of steps: more beginnings are not epochs, but `next(iter(loader))` in the loop
 _KEEP_WORKERS = (
     "Keep the workers alive between epochs: DataLoader(…, persistent_workers=True), with one iterator per epoch."
 )
@@ -413,12 +414,12 @@ _MAKE_ONCE_AND_KEEP = (
 
 
 def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
-    """Workers are started again for each epoch, and the first step of it waits until they have a batch.
+    """Workers are started again for each epoch, and its first step waits until they have a batch.
 
-    Counted is what those steps wait longer than others do, without the very first start, spread over all steps.
+    The cost is the extra wait of those steps over other steps, without the very first start, spread over all steps.
     """
     steps, loader, inside = context.run.steps, context.loader, context.facts.loading
-    stay = loader is not None and loader.persistent_workers and not loader.remade  # else they end with their loader
+    stay = loader is not None and loader.persistent_workers and not loader.remade  # else they end with the loader
     if not context.step_us or context.facts.worker_count == 0 or stay:
         return None
     starts = epoch_starts(context.run, inside)
@@ -452,7 +453,7 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def new_iterators(context: RuleContext) -> Finding | None:
-    """Nearly each step starts its loader anew, as `next(iter(loader))` does."""
+    """Nearly every step restarts its loader, as `next(iter(loader))` does."""
     loader, wait, inside, step_us = context.loader, context.facts.data_wait_us, context.facts.loading, context.step_us
     fresh = (context.run.steps.flags[context.facts.selection.rows] & StepFlag.EPOCH_START) != 0
     if not step_us or loader is None or wait is None or not len(fresh) or fresh.mean() <= _MOST_STEPS:

@@ -1,4 +1,4 @@
-"""Rules about work that need not be done: facts that are read off torch, each with a measure of its cost.
+"""Rules about needless work: facts read from torch's state, each with a measure of its cost.
 
 Without a measured cost, only a hint is given.
 """
@@ -11,14 +11,14 @@ from gpulab.formatting import percent, plural, size
 from gpulab.run import TrainingFacts
 from gpulab.timeline.labels import EVALUATING, NODES, What
 
-_MOST = 0.5  # ours, of the parameters
+_MOST = 0.5  # ours, share of the parameters
 _COMPUTING = ("compute", "optimizer")
 _CHECKED = ("aten::isnan", "aten::_is_any_true", "aten::any")
 _TABLES = (f"{EVALUATING}EmbeddingBackward0", f"{EVALUATING}EmbeddingBagBackward0")
 
 
 def repeated_batches(context: RuleContext) -> Finding | None:
-    """Each worker reads the whole of an IterableDataset."""
+    """Each worker reads the whole IterableDataset."""
     loader, count = context.loader, _facts(context).batch_copies
     if loader is None or count < 2 or count != loader.num_workers:
         return None
@@ -33,7 +33,7 @@ def repeated_batches(context: RuleContext) -> Finding | None:
 
 
 def anomaly_detection(context: RuleContext) -> Finding | None:
-    """Autograd records the whole stack at each operator, and searches each gradient for NaN."""
+    """Anomaly detection is on: autograd records the stack at each operator and searches each gradient for NaN."""
     facts, key = _facts(context), "anomaly_detection"
     if not facts.anomaly_detection:
         return None
@@ -79,7 +79,7 @@ def unused_gradients(context: RuleContext) -> Finding | None:
 
 
 def dense_gradients(context: RuleContext) -> Finding | None:
-    """All rows of an embedding get a gradient and an update, for the few rows that were looked up."""
+    """All rows of an embedding get a gradient and an update, although only a few rows were looked up."""
     tables, timeline, account = _facts(context).dense_gradients, context.run.timeline, context.breakdown
     if not tables or context.on_gpu:
         return None
@@ -134,7 +134,7 @@ def emulated_type(context: RuleContext) -> Finding | None:
 
 
 def graph_kept(context: RuleContext) -> Finding | None:
-    """Backward passes go through the graphs of earlier ones once more: those of one step, or of all before."""
+    """Backward passes traverse the graphs of earlier passes again: those of one step, or of all previous steps."""
     part = _facts(context).repeated_fraction
     return _costly(
         context,
@@ -149,7 +149,7 @@ def graph_kept(context: RuleContext) -> Finding | None:
 
 
 def batch_graph(context: RuleContext) -> Finding | None:
-    """The dataset's tensors require gradients, so each row that is read is an operation of the backward pass."""
+    """The dataset's tensors require gradients, so reading a row adds an operation to the backward pass."""
     part = min(1.0, _facts(context).batch_nodes_fraction)
     return _costly(
         context,
@@ -180,7 +180,7 @@ def recomputation(context: RuleContext) -> Finding | None:
 
 
 def padding(context: RuleContext) -> Finding | None:
-    """Columns of a batch are the same in all rows: padding, for which most of the computing is wasted."""
+    """Columns of a batch are equal in all rows: they are padding, whose computing is mostly wasted."""
     part = _facts(context).padding_fraction
     busy = context.share("compute") if context.idle is None else 1 - context.idle
     return _costly(
@@ -213,7 +213,7 @@ def _facts(context: RuleContext) -> TrainingFacts:
 
 
 def _divisible_share(context: RuleContext) -> float:
-    """The share of a typical step in operators so long that their time depends on the size of their data."""
+    """The share of a typical step in operators long enough for their time to depend on the size of their data."""
     return context.of_typical(divisible_share(context.run.timeline, context.breakdown), *_COMPUTING)
 
 
@@ -235,7 +235,7 @@ def _costly(
     settings: tuple[tuple[str, str], ...] = (),
     of_device: bool = False,
 ) -> Finding | None:
-    """A finding that costs that share of the step; on a GPU at most its idle share, unless it is device time."""
+    """A finding that costs `share` of the step; on a GPU at most its idle share, unless `of_device`."""
     share = min(share, (context.idle or 0.0) if context.on_gpu and not of_device else 1.0)
     if share < context.thresholds.silence:
         return None

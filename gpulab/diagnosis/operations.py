@@ -1,4 +1,4 @@
-"""Rules about what is computed: operations that could be one, the layout of numbers in memory, and their format."""
+"""Rules about the computation: operations that could be fused, the memory layout of tensors, and number formats."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from gpulab.timeline.labels import differentiates_twice
 
 _Chains = TypeVar("_Chains")
 
-_BEYOND_CACHES_US = 500.0  # ours, on a CPU: what takes less per attention stays in its caches, fused or not
+_BEYOND_CACHES_US = 500.0  # ours, on a CPU: a shorter attention stays in the caches, fused or not
 _COMPILED = ("triton_", "Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 
 
 def unfused_attention(context: RuleContext) -> Finding | None:
-    """Attention that writes the matrix of all pairs of positions to memory, takes its softmax and reads it again."""
+    """Attention writes the matrix of all pairs of positions to memory, takes its softmax and reads the matrix again."""
     chains = _chains(context, attention_chains, attention_on_cpu)
     if chains is None or (not context.on_gpu and chains.share < context.thresholds.attention_cpu_notice):
         return None
@@ -88,7 +88,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
     longest = f"{number(chains.kernels)} such operators per step; the longest chain has {chains.longest:,}"
     less = f"fused, they would move {percent(chains.saved_share / chains.share)} less data"
     figures = (Evidence(longest, chains.span), Evidence(less), *beside.evidence)
-    return replace(beside, evidence=figures, source_line=line)  # whether the chains lie in that part is not known
+    return replace(beside, evidence=figures, source_line=line)  # the chains may not lie in that part
 
 
 def _is_compiled(context: RuleContext) -> bool:
@@ -101,7 +101,7 @@ def _chains(
     on_gpu: Callable[[DeviceWork], _Chains | None],
     on_cpu: Callable[[Timeline, Intervals], _Chains | None],
 ) -> _Chains | None:
-    """The chains on the device; None where it was not traced, or on a CPU without steps."""
+    """The chains on the device; None if it was not traced, or on a CPU without steps."""
     timeline, account = context.run.timeline, context.breakdown
     if context.on_gpu:
         return on_gpu(context.work) if context.work is not None else None
@@ -115,7 +115,7 @@ def _computing(context: RuleContext) -> str:
 
 
 def _share(context: RuleContext, share: float) -> float:
-    """The share unchanged on a GPU, of its computing time; on a CPU converted to a share of the typical step."""
+    """On a GPU, `share` of computing time, unchanged; on a CPU, converted to a share of the typical step."""
     return share if context.on_gpu else context.of_typical(share, "compute")
 
 
@@ -129,12 +129,12 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
 
 # -- how numbers lie in memory -----------------------------------------------------------------------------------------
 
-_ENOUGH_WITH_SIZES = 0.5  # ours, of the products' time: if so much has known sizes, none of them odd, all is well
+_ENOUGH_WITH_SIZES = 0.5  # ours, share of the products' time: if its sizes are known and none is odd, all is well
 _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
 
 
 def layout(context: RuleContext) -> Finding | None:
-    """Convolutions that need their images in channels_last, and convert them before and after each call."""
+    """Convolutions need their images in channels_last and convert them before and after each call."""
     work = context.work
     if not context.on_gpu:
         return _layout_on_cpu(context)
@@ -177,7 +177,7 @@ def _layout_on_cpu(context: RuleContext) -> Finding | None:
 
 
 def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
-    """Matrix products whose sizes are no multiples of 8, so that the matrix units work on padded or split pieces."""
+    """Matrix products have sizes that are not multiples of 8, so the matrix units work on padded or split pieces."""
     if context.work is None or context.withheld("tensor_core_fraction") is not None:
         return None
     products = alignment(context.work)
@@ -201,10 +201,10 @@ def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
 
 # -- the format of numbers ---------------------------------------------------------------------------------------------
 
-_LEAST_MOVING = 0.01  # ours, of computing: below it half the bytes bring next to nothing
+_LEAST_MOVING = 0.01  # ours, share of computing: below it, halving the bytes gains next to nothing
 _SCALED = ', and torch.amp.GradScaler("cuda") for the backward pass'
-_MOST = 0.5  # ours, of the step: what takes less has other causes beside it
-_MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
+_MOST = 0.5  # ours, share of the step: below it, there are other causes as well
+_MATERIAL = 0.1  # ours: share of the time of all products; below it, a format's gain is not listed
 
 
 def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
@@ -222,7 +222,7 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
     else:
         what, faster = "in TF32", "up to 2× faster"
         costliest = f"the top one is {use.costliest_tf32}, in TF32" if use.costliest_tf32 else ""
-    # by the peaks, against each format that has a share worth a word in the products
+    # ratios of the peaks, for each format with a material share of the products
     formats = (("fp32", use.fp32, ratio), ("TF32", use.tf32, from_tf32))
     material = _MATERIAL * (use.fp32 + use.tf32)
     gains = " and ".join(f"{factor(times)}× faster than {name}" for name, share, times in formats if share >= material)
@@ -247,7 +247,7 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def no_tf32(context: RuleContext) -> Finding | None:
-    """Matrix products of full precision where the GPU could use TF32, which takes one line.
+    """Matrix products run in full precision although the GPU could use TF32, which takes one line.
 
     Unknown formats are reported once, by the rule about mixed precision.
     """
@@ -270,7 +270,7 @@ def no_tf32(context: RuleContext) -> Finding | None:
 
 
 def own_kernel(context: RuleContext) -> Finding | None:
-    """Most of the step goes to matrix products of a kernel that no setting of PyTorch reaches."""
+    """Most of the step goes to matrix products in a kernel that no setting of PyTorch affects."""
     use = _use(context)
     share = 0.0 if use is None else use.own * context.share("compute")
     if use is None or share < _MOST:
@@ -288,14 +288,14 @@ def own_kernel(context: RuleContext) -> Finding | None:
 
 
 def _use(context: RuleContext) -> PrecisionUse | None:
-    """The formats of the matrix products; None where the trace does not show them."""
+    """The formats of the matrix products; None if the trace does not show them."""
     withheld = context.withheld("kernels") or context.withheld("tensor_core_fraction")
     return context.facts.of(precision_use) if context.work is not None and withheld is None else None
 
 
 def _unknown_formats(context: RuleContext, use: PrecisionUse | None) -> Undetermined | None:
-    """What cannot be told in a damaged trace, or of kernels whose names show no format, as Triton's, or that no
-    setting of PyTorch changes.
+    """The question left open by a damaged trace, by kernels whose names show no format (e.g. Triton kernels), or by
+    kernels that no setting of PyTorch changes.
     """
     if not context.on_gpu or not has_units(context.run.device):
         return None
@@ -312,7 +312,7 @@ def _unknown_formats(context: RuleContext, use: PrecisionUse | None) -> Undeterm
 
 
 def _unknown_units(context: RuleContext) -> Undetermined | None:
-    """What cannot be told of a GPU whose peaks are not known; None for one that has no such units."""
+    """The question left open for a GPU whose peaks are unknown; None for a GPU without tensor cores."""
     name, units = context.run.device.name, has_units(context.run.device)
     if units is False:
         return None
@@ -325,7 +325,7 @@ def _unknown_units(context: RuleContext) -> Undetermined | None:
 
 
 def _kind(context: RuleContext) -> str:
-    """The format of 16 bits that the GPU computes fast."""
+    """The 16-bit format that the GPU computes fast."""
     return "bf16" if (compute_capability(context.run.device) or (0, 0)) >= BF16_SINCE else "fp16"
 
 

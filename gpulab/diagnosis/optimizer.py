@@ -6,12 +6,12 @@ from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext, Undetermined, evidence, pairs
 from gpulab.formatting import duration, number, percent
 
-_FUSIBLE = ("for-loop", "foreach")  # styles of an update that one kernel could do
-_GROUPED = ("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")  # of torch.optim, also in groups
+_FUSIBLE = ("for-loop", "foreach")  # styles of an update that one kernel could replace
+_GROUPED = ("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")  # of torch.optim, also grouped
 
 
 def unfused_optimizer(context: RuleContext) -> Finding | Undetermined | None:
-    """The update runs operator by operator, or gradients are set to zero instead of being dropped."""
+    """The update runs operator by operator, or gradients are zeroed instead of dropped."""
     work = context.facts.optimizer
     if work is None:
         return None
@@ -45,7 +45,7 @@ def unfused_optimizer(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _withheld(context: RuleContext, work: OptimizerWork) -> Undetermined | None:
-    """What cannot be told without the GPU's idle time, where enough of it may lie in the optimizer."""
+    """The question left open without the GPU's idle time, if the optimizer may hold enough of it."""
     host_us = work.zero_host_us if work.zeroing else 0.0
     host_us += work.host_us if work.style in _FUSIBLE else 0.0
     if min(host_us, context.idle_us) < context.thresholds.silence * context.step_us or not host_us:
@@ -54,16 +54,16 @@ def _withheld(context: RuleContext, work: OptimizerWork) -> Undetermined | None:
 
 
 def _on_gpu(work: OptimizerWork) -> tuple[float, float]:
-    """The most that fusing the update and dropping the gradients would save: idle time, and memory traffic."""
+    """The most that fusing the update and dropping the gradients would save on a GPU: idle time, and memory traffic."""
     fusible = work.style in _FUSIBLE
     updating_us = work.idle_us + work.device_us * (1 - _remaining_fraction(work)) if fusible else 0.0
     return updating_us, work.zero_idle_us + work.zero_device_us if work.zeroing else 0.0
 
 
 def _on_cpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
-    """The same: the update from untraced steps, zeroing from traced ones.
+    """The same on a CPU: the update from untraced steps, zeroing from traced steps.
 
-    Where PyTorch can fuse the update on a CPU, passes over memory are saved; for others, updated one by one, calls.
+    If PyTorch can fuse the update on a CPU, passes over memory are saved; for one-by-one updates of others, calls.
     """
     zeroing_us = work.zero_host_us if work.zeroing else 0.0
     took, step = context.facts.optimizer_us, context.facts.step_us
@@ -78,7 +78,7 @@ def _on_cpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
 
 
 def _remaining_fraction(work: OptimizerWork) -> float:
-    """The share of the update's bytes that a fused one moves; 1 where PyTorch cannot fuse it."""
+    """The share of the update's bytes that a fused update moves; 1 if PyTorch cannot fuse it."""
     return 1.0 if work.update_bytes is None else work.update_bytes.fused_fraction
 
 

@@ -1,4 +1,4 @@
-"""Rules about the user's own code beside the training: batches made in the loop, calls, pauses, and first calls."""
+"""Rules about the user's own code apart from the training: batches made in the loop, calls, pauses, and first calls."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _GROWING = (
 def _call_in_steps(
     context: RuleContext, key: str, kinds: Collection[CallKind] = BESIDE_KINDS, *, saving: bool = False
 ) -> Finding | None:
-    """The costliest call of these kinds, where it takes a notable part of the step beside the training itself.
+    """The costliest call of these kinds, if it takes a notable part of the step apart from the training itself.
 
-    A call whose purpose is known (saving, logging, …) is reported from a smaller part on.
+    A call with a known purpose (saving, logging, …) has a lower limit.
     """
     limits, call = context.thresholds, costliest_call(context.run, context.breakdown, kinds, saving=saving)
     if call is None or not context.step_us or call.interval[0] < limits.pause_notice:
@@ -81,7 +81,7 @@ def _call_in_steps(
 
 
 def leading_part(context: RuleContext) -> Call | None:
-    """The costliest module of the forward pass, if it costs enough. Not on a GPU: the host's time does not show it."""
+    """The costliest module of the forward pass, if it costs enough. None on a GPU: host time does not show it."""
     part = None if context.on_gpu else costliest_part(context.run, context.breakdown)
     worth_it = part is not None and part.interval[0] + part.backward_share >= context.thresholds.pause_notice
     return part if worth_it else None
@@ -119,7 +119,7 @@ def _called(call: Call) -> str:
 
 
 def _part(context: RuleContext, call: Call) -> str:
-    """ "48 % of each step", or where it lies."""
+    """ "48 % of each step", or the part of the step that holds the call."""
     share = percent(call.share)
     if call.few_steps is not None:
         few, steps = call.few_steps
@@ -138,14 +138,14 @@ def _hottest(call: Call) -> str:
 
 
 def _host_parts(context: RuleContext) -> tuple[str, ...]:
-    """The parts of a step in which the program may do something else, beside waiting for data."""
+    """The parts of a step in which the program may do something else, apart from waiting for data."""
     return tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
 
 
 # -- batches that the loop makes itself --------------------------------------------------------------------------------
 
-# Ours, of the time that batches take. Where the thread sleeps for less of it, that time is work for the processor.
-# Where it sleeps for more, and nothing else in the steps may be asleep, it waits for a disk, a network or a lock.
+# Ours, shares of the time that batches take. If the thread sleeps for less than the first, the time is CPU work. If it
+# sleeps for more than the second, and nothing else in the steps may sleep, it waits for a disk, a network or a lock.
 _AT_WORK, _ASLEEP = 0.25, 0.6
 _BATCHES_CURE = (
     "Overlap loading with training: move this code into a Dataset and use "
@@ -165,7 +165,7 @@ def makes_own_batches(context: RuleContext) -> bool:
 
 
 def making_own_batches(context: RuleContext) -> Finding | None:
-    """A part of each step goes to the lines that make the model's input."""
+    """A part of each step goes to lines that make the model's input."""
     account, limits, share = context.breakdown, context.thresholds, context.share("data_wait")
     if not makes_own_batches(context) or account is None or not context.step_us or context.withheld("idle_causes"):
         return None
@@ -193,7 +193,7 @@ def making_own_batches(context: RuleContext) -> Finding | None:
 
 
 def _kind_of_making(context: RuleContext) -> str:
-    """Whether making batches is CPU work or sleep, by the thread's CPU time. On a GPU that cannot be known."""
+    """Whether making batches is CPU work or sleep, by the thread's CPU time. Unknown on a GPU."""
     cores, account, share = context.facts.cores, context.breakdown, context.share("data_wait")
     if context.on_gpu or cores is None or cores.thread_cpu_fraction is None or cores.thread_wait_fraction is None:
         return "data_starved"
@@ -224,17 +224,18 @@ def _basis(context: RuleContext, time_us: float) -> str:
 
 # -- pauses, known by name ---------------------------------------------------------------------------------------------
 
-_OTHERS = tuple(kind for kind in BESIDE_KINDS if kind != "batch")  # where another finding is about the batches
-_MUCH_MORE = 1.25  # ours: a call does much besides what is known by name
+_OTHERS = tuple(kind for kind in BESIDE_KINDS if kind != "batch")  # if another finding has the batches
+_MUCH_MORE = 1.25  # ours: above it, a call does much more than its named pauses
 
 
 class _Words(Struct, frozen=True):
-    """A finding about pauses of one kind; `{share}` is of the training time, `{times}` how often, `{each}` how long."""
+    """The texts of a finding about pauses of one kind: `{share}` of the training time, `{times}` how often, `{each}`
+    how long."""
 
     summary: str
     evidence: str
     cure: str
-    title: str = ""  # where its kind of finding has pauses of other kinds, too
+    title: str = ""  # if this kind of finding also covers other pauses
 
 
 _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
@@ -278,14 +279,14 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
 
 
 def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
-    """The training stands still while its state is written."""
+    """The training pauses while its state is saved."""
     call = _call_in_steps(context, "checkpoint_save", saving=True)
     pauses = _pauses(context, "checkpoint_save", "checkpoint_save", context.thresholds.pause_notice)
     return _larger(call, pauses) or _unnamed(context, "checkpoint_save", "Whether saving checkpoints costs time")
 
 
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
-    """Logging, evaluation, or other work beside the training takes a notable part of the time."""
+    """Logging, evaluation or other work apart from the training takes a notable part of the time."""
     key, limits = "logging_or_eval", context.thresholds
     pauses = (
         _pauses(context, key, "logging", limits.pause_notice),
@@ -298,7 +299,7 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def recompilation(context: RuleContext) -> Finding | Undetermined | None:
-    """The model is compiled again and again after the warm-up, as with inputs of ever new shapes."""
+    """The model is compiled again and again after the warm-up, e.g. because input shapes keep changing."""
     finding = _pauses(context, "recompilation", "compile", context.thresholds.silence)
     return finding or _unnamed(context, "recompilation", "Whether the model is recompiled")
 
@@ -317,8 +318,8 @@ def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _pauses(context: RuleContext, key: str, kind: PauseKind, least_share: float) -> Finding | None:
-    """None where pauses of that kind take less than `least_share` of the time, with the longest one, which may be an
-    exception, counted like the others.
+    """The finding about pauses of that kind; None if they take less than `least_share` of the time. The longest pause
+    may be an exception, so for this limit it counts as long as the others.
     """
     paused, words = paused_time(context.run, kind, context.step_us, context.whole_us, context.idle), _WORDS[kind]
     if paused is None or paused.share * paused.regular_fraction < least_share:
@@ -343,20 +344,20 @@ def _pauses(context: RuleContext, key: str, kind: PauseKind, least_share: float)
 
 
 def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:
-    """The pauses, whose cause is known, unless the call takes much longer than they do."""
+    """The finding about pauses, whose cause is known, unless the call takes much longer than the pauses."""
     much = call is not None and (exactly is None or call.cost_us > _MUCH_MORE * exactly.cost_us)
     return call if much else exactly
 
 
 def _unnamed(context: RuleContext, key: str, what: str) -> Undetermined | None:
-    """A trace of another tool names no pauses; that matters where it leaves time unexplained."""
+    """The open question of a trace from another tool, which names no pauses, if it leaves time unexplained."""
     if context.run.source != "trace" or context.share("unknown", "other") < context.thresholds.pause_notice:
         return None
     return Undetermined(key, what, "Run the training under gpulab: a trace of another tool does not name pauses")
 
 
 def _unsampled(context: RuleContext, key: str) -> Undetermined | None:
-    """Python code takes the time, and there are too few stack samples to name it."""
+    """The open question which Python code takes the time, if there are too few stack samples to name it."""
     run = context.run
     if run.source == "trace" or has_looks(run) or context.share("unknown") < context.thresholds.idle_notice:
         return None
@@ -366,7 +367,7 @@ def _unsampled(context: RuleContext, key: str) -> Undetermined | None:
 
 # -- first calls -------------------------------------------------------------------------------------------------------
 
-_MOST_CALLS = 3  # ours: the longest calls; more would not be read
+_MOST_CALLS = 3  # ours: the longest calls; nobody reads more
 
 
 def start_up(context: RuleContext) -> Finding | None:

@@ -24,17 +24,17 @@ from gpulab.formatting import decapitalized, percent
 from gpulab.run import TRACE_DROPPED
 from gpulab.thresholds import DEFAULT, Thresholds
 
-MOSTLY, HARDLY_ANY = 0.5, 0.1  # ours: of communication, what is hidden
+MOSTLY, HARDLY_ANY = 0.5, 0.1  # ours: shares of communication that are hidden
 
 
 def diagnose_ranks(
     comparison: RankComparison, each: Mapping[int, Diagnosis] | None = None, thresholds: Thresholds = DEFAULT
 ) -> Diagnosis:
     """Findings about the slowest rank that the others wait for, exposed communication, and what most ranks have in
-    common, the costliest first; else that all is well.
+    common, the costliest first; without such findings, a verdict.
 
-    `each` is the diagnosis of each rank by itself: it explains why the slowest one is late. Times are medians over the
-    ranks, per step.
+    `each` has the diagnosis of each rank by itself, which explains why the slowest rank is late. Times are medians over
+    the ranks, per step.
     """
     each, late = each or {}, comparison.straggler
     verdict = _missing_traces(comparison) or _incomparable(comparison, each)
@@ -49,7 +49,7 @@ def diagnose_ranks(
     if exposed is not None:
         exposed = replace(exposed, shares_with=(slowest.key,) if exposed.shares_with and slowest else ())
         exposed = small_collectives(comparison, thresholds, exposed) or exposed
-    if slowest is None:  # in the traced steps; others may have pauses up to that notice, which are not told
+    if slowest is None:  # none in the traced steps; others may pause
         slowest = _paused_alone(each, (thresholds.skew_notice + thresholds.pause_notice) * step_us)
     findings = [f for f in (slowest, exposed, _common(comparison, each)) if f is not None]
     causes = _with_sequels(sorted(findings, key=lambda f: -f.cost_us))
@@ -57,7 +57,8 @@ def diagnose_ranks(
 
 
 def _missing_traces(comparison: RankComparison) -> Finding | None:
-    """Some ranks have no trace: the others do not show which rank waits for which, nor what communication costs."""
+    """Some ranks have no trace: the remaining traces do not show which rank waits for which, nor what communication
+    costs."""
     check = next((c for c in comparison.integrity.checks if c.name == TRACE_DROPPED and c.state != "ok"), None)
     if check is None:
         return None
@@ -70,7 +71,7 @@ def _missing_traces(comparison: RankComparison) -> Finding | None:
 def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
     if not comparison.ranks:
         own = {d.first.summary: d.first for d in each.values() if kind_of(d.first.key).is_verdict}
-        if len(own) == 1 and len(each) > 1:  # all ranks lack the same
+        if len(own) == 1 and len(each) > 1:  # all ranks lack the same data
             return next(iter(own.values()))
         if any(check.name == "failed_rank" and check.count for check in comparison.integrity.checks):
             return cannot_tell_because(
@@ -95,19 +96,19 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
 
 
 def _own(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
-    """The first finding of that rank by itself, unless it concerns the job."""
+    """The first finding of the rank by itself, unless it concerns the job."""
     own = each[rank].first if rank in each else None
     return None if own is None or _says_nothing_of_one(own) else own
 
 
 def _with_line(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
-    """The costliest finding of that rank by itself that names a line; another may cost more, as other programs do."""
+    """The costliest finding of the rank by itself that names a line; a finding without a line may cost more."""
     findings = each[rank].findings if rank in each else ()
     return next((f for f in findings if f.source_line and not _says_nothing_of_one(f)), None)
 
 
 def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | None:
-    """The pauses of the one rank that pauses longer than all others."""
+    """The finding about pauses of the one rank that pauses longer than all others."""
     pauses = {
         rank: next((f for f in d.findings if kind_of(f.key).removal == "pauses"), None) for rank, d in each.items()
     }
@@ -120,13 +121,13 @@ def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | N
 
 
 def _says_nothing_of_one(finding: Finding) -> bool:
-    """Whether it concerns the whole job, or is no cause."""
+    """Whether the finding concerns the whole job, or is a verdict."""
     kind = kind_of(finding.key)
     return kind.of_job or kind.is_verdict
 
 
 def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
-    """The finding that is first on most ranks by themselves, with the figures of the median one of them."""
+    """The finding that is first on most ranks by themselves, with the figures of the median rank."""
     first = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
     keys = Counter(f.key for f in first.values() if f.recoverable_us_per_step)
     if not keys or 2 * keys.most_common(1)[0][1] <= len(comparison.ranks):
@@ -153,7 +154,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
 
 
 def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings, each with what comes next; how much that would gain then is not known of a job."""
+    """The findings, each with the next one; for a job, the gain of the next finding is unknown."""
     following = [f"Then {title_for(f)}." for f in causes[1:]]
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 
