@@ -112,7 +112,7 @@ def _run_ranks(cell: RankedCell | RankedExperiment | RanksSweep, *, give: bool) 
 
 def _run_profiled(execution: Execution, profiler: profile, *, give: bool) -> object:
     value = None
-    applied = execution.applied() if execution.arm.names else execution.applied(module_calls=MODULE_CALLS)
+    applied = execution.applied() if execution.arm.settings else execution.applied(module_calls=MODULE_CALLS)
     try:
         with profiler, applied as code:
             value = code.run()

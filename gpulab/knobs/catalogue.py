@@ -59,30 +59,30 @@ _LIST: tuple[Knob, ...] = (
 )
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in _LIST}
 
-Names = Callable[[str], bool]
+IsVariable = Callable[[str], bool]
 
 _PAIR = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*=(?!=)(?P<value>.*)", re.DOTALL)
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
 
 
-def decide(name: str, observation: Observation, names: Names) -> Knob | None:
-    """The knob that a name means in this code; None for a variable. `names` says whether the code has such a variable.
+def decide(name: str, observation: Observation, is_variable: IsVariable) -> Knob | None:
+    """The knob that a name means in this code; None for a variable. `is_variable` says whether the code has one.
 
     Raises UsageError where it is neither.
     """
     knob = KNOBS.get(name)
-    if knob is not None and (_can_apply(knob, observation) or not _is_variable(name, names)):
+    if knob is not None and (_can_apply(knob, observation) or not _can_be_set(name, is_variable)):
         return knob
-    if names(name):
+    if is_variable(name):
         return None
     raise _unknown(name, ())
 
 
-def parse_settings(pairs: Sequence[str], names: Names, variables: Collection[str] = ()) -> dict[str, Plain]:
+def parse_settings(pairs: Sequence[str], is_variable: IsVariable, variables: Collection[str] = ()) -> dict[str, Plain]:
     """Read `NAME=VALUE` pairs; one text may hold several, parted by commas ("workers=4, amp=bf16").
 
-    `names` says whether the code has a variable of that name, and may raise UsageError with a reason why it cannot be
-    set; `variables` are those it has, to name the nearest. Raises UsageError in one line.
+    `is_variable` says whether the code has a variable of that name, and may raise UsageError with a reason why it
+    cannot be set; `variables` are those it has, to name the nearest. Raises UsageError in one line.
     """
     values: dict[str, Plain] = {}
     texts: dict[str, str] = {}
@@ -90,11 +90,13 @@ def parse_settings(pairs: Sequence[str], names: Names, variables: Collection[str
         name, text = _name_and_text(pair, "workers=4")
         if name in values:
             raise UsageError(f"{name} is set twice: {name}={texts[name]} and {name}={text}. Set it once.")
-        values[name], texts[name] = _value(name, text, names, variables), text
+        values[name], texts[name] = _value(name, text, is_variable, variables), text
     return values
 
 
-def parse_sweeps(texts: Sequence[str], names: Names, variables: Collection[str] = ()) -> dict[str, tuple[Plain, ...]]:
+def parse_sweeps(
+    texts: Sequence[str], is_variable: IsVariable, variables: Collection[str] = ()
+) -> dict[str, tuple[Plain, ...]]:
     """Read `NAME=VALUE,VALUE,…`: the values of each knob or variable. Raises UsageError, also for two of one name."""
     sweeps: dict[str, tuple[Plain, ...]] = {}
     for text in texts:
@@ -106,7 +108,7 @@ def parse_sweeps(texts: Sequence[str], names: Names, variables: Collection[str] 
             raise UsageError(f"--sweep {text.strip()}: a value is missing, e.g. {example(name)}.")
         values: list[Plain] = []
         for word in words:
-            value = _value(name, word, names, variables)
+            value = _value(name, word, is_variable, variables)
             if any(type(value) is type(v) and value == v for v in values):
                 raise UsageError(f"--sweep {text.strip()}: {word} appears twice, name it once.")
             values.append(value)
@@ -159,23 +161,23 @@ def _can_apply(knob: Knob, observation: Observation) -> bool:
     return any(knob.refuses(observation, value) is None for value in values)
 
 
-def _is_variable(name: str, names: Names) -> bool:
+def _can_be_set(name: str, is_variable: IsVariable) -> bool:
     try:
-        return names(name)
+        return is_variable(name)
     except UsageError:
         return False
 
 
-def _value(name: str, text: str, names: Names, variables: Collection[str]) -> Plain:
+def _value(name: str, text: str, is_variable: IsVariable, variables: Collection[str]) -> Plain:
     knob = KNOBS.get(name)
     if knob is None:
-        if not names(name):
+        if not is_variable(name):
             raise _unknown(name, variables)
         return plain_value(text)
     try:
         return knob.parse(text)
     except UsageError:
-        if _is_variable(name, names):  # a value of the variable: where the knob applies, it will say no
+        if _can_be_set(name, is_variable):  # a value of the variable: where the knob applies, it will say no
             return plain_value(text)
         raise
 

@@ -150,7 +150,7 @@ class ArmPredictions(Struct):
 
     def of(self, arm: ResolvedArm, settings: Mapping[str, str], base: Mapping[str, str]) -> Prediction:
         """The prediction for these settings against the base. A variable named like a batch size counts as one."""
-        changed = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
+        changed = {d.name: d for d in arm.settings if d.name not in base or base[d.name] != settings.get(d.name)}
         strange = [d.name for d in changed.values() if d.knob is None and not names_batch(d)]
         if strange:
             return refusal(settings, f"the effect of another {strange[0]} is not predictable")
@@ -163,7 +163,7 @@ class ArmPredictions(Struct):
 
     def measure_sizes(self, arms: Iterable[ResolvedArm], run_size: Callable[[Setting, int], Block | None]) -> None:
         """Run short blocks at the present and two other batch sizes, if an arm changes the batch size."""
-        batches = [d for arm in arms for d in arm.names if names_batch(d) and not d.refusal and not d.is_current]
+        batches = [d for arm in arms for d in arm.settings if names_batch(d) and not d.refusal and not d.is_current]
         targets = [d.value for d in batches if isinstance(d.value, int) and d.value > 0]
         if not targets or self.sizes:
             return

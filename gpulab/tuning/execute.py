@@ -96,11 +96,11 @@ class Execution:
 
     def changes(self, run: Run) -> tuple[Change, ...]:
         """Whether the settings took effect in `run`."""
-        return self.arm.changes(self.effects, run, self.observation(run)) if self.arm.names else ()
+        return self.arm.changes(self.effects, run, self.observation(run)) if self.arm.settings else ()
 
     def remember(self, run: Run) -> None:
         """Remember what the code used in `run`, if it ran without settings."""
-        if self.observed is not None and not self.arm.names:
+        if self.observed is not None and not self.arm.settings:
             remember(self.code, self.observation(run))
 
     def _put_literals_back(self) -> None:
@@ -113,8 +113,8 @@ class Execution:
 
 def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
     """The execution of code with the settings of `--set`. Raises UsageError if one certainly cannot be set."""
-    names = code.variables
-    arm = Arm(parse_settings(settings or (), names.has, names.names))
+    variables = code.variables
+    arm = Arm(parse_settings(settings or (), variables.has, variables.names))
     resolved = resolve(arm, code, Objects(code, observation_of(code))) if arm.settings else NO_SETTINGS
     if resolved.refusal:
         raise UsageError(f"{resolved.refusal}.")

@@ -58,35 +58,35 @@ class ResolvedArm(Struct, frozen=True):
     `observation` is of the code as written, if known; `certain`: it comes from a run just before.
     """
 
-    names: tuple[Setting, ...] = ()
+    settings: tuple[Setting, ...] = ()
     observation: Observation | None = None
     certain: bool = True
 
     @property
     def knobs(self) -> dict[Knob, Value]:
-        return {d.knob: d.knob_value for d in self.names if d.knob is not None and not d.refusal}
+        return {one.knob: one.knob_value for one in self.settings if one.knob is not None and not one.refusal}
 
     @property
     def variables(self) -> dict[str, Plain]:
-        return {d.name: d.value for d in self.names if d.knob is None and not d.refusal}
+        return {one.name: one.value for one in self.settings if one.knob is None and not one.refusal}
 
     @property
     def texts(self) -> dict[str, str]:
-        return {d.name: d.text for d in self.names}
+        return {one.name: one.text for one in self.settings}
 
     @property
     def refusal(self) -> str:
-        return "; ".join(f"{d.name}={d.text}: {d.refusal}" for d in self.names if d.refusal)
+        return "; ".join(f"{one.name}={one.text}: {one.refusal}" for one in self.settings if one.refusal)
 
     @property
     def failure(self) -> str:
         """The refusal, to be shown after the arm's label, which already names a single setting."""
-        return self.names[0].refusal if len(self.names) == 1 else self.refusal
+        return self.settings[0].refusal if len(self.settings) == 1 else self.refusal
 
     def unchanged(self, base: Mapping[str, Plain] | None = None) -> str:
         """Why there is nothing to compare; empty if a setting differs. `base`: the settings of the other side."""
         others = base or {}
-        same = [d.value == others[d.name] if d.name in others else d.is_current for d in self.names]
+        same = [one.value == others[one.name] if one.name in others else one.is_current for one in self.settings]
         if not same or not all(same):
             return ""
         return f"the baseline has {'this' if len(same) == 1 else 'all of this'} already, so there is nothing to compare"
@@ -97,9 +97,9 @@ class ResolvedArm(Struct, frozen=True):
         `base`: the settings of the other side.
         """
         others = base or {}
-        changed = [d for d in self._changed(checks) if d.name not in others or others[d.name] != d.value]
-        reasons = [d.knob.changes_training for d in changed if d.knob is not None]
-        names = ", ".join(f"`{d.name}`" for d in changed if d.knob is None)
+        changed = [one for one in self._changed(checks) if one.name not in others or others[one.name] != one.value]
+        reasons = [one.knob.changes_training for one in changed if one.knob is not None]
+        names = ", ".join(f"`{one.name}`" for one in changed if one.knob is None)
         if names:
             reasons.append(f"your code computes with another {names}")
         return "; ".join(r for r in reasons if r)
@@ -109,8 +109,10 @@ class ResolvedArm(Struct, frozen=True):
         if self.refusal or self.observation is None:
             return None
         lasting = [
-            variables.code_edit(d.name, d.value) if d.knob is None else d.knob.code_edit(self.observation, d.knob_value)
-            for d in self._changed(checks)
+            variables.code_edit(one.name, one.value)
+            if one.knob is None
+            else one.knob.code_edit(self.observation, one.knob_value)
+            for one in self._changed(checks)
         ]
         return edit(code.text, lasting) if lasting else None
 
@@ -120,17 +122,17 @@ class ResolvedArm(Struct, frozen=True):
         Without a run of the baseline just before, each setting is also checked against what `run` showed.
         """
         if self.certain:
-            return tuple(_change(d, self.observation, effects, run) for d in self.names)
+            return tuple(_change(one, self.observation, effects, run) for one in self.settings)
         bare = changed
         for knob in self.knobs:
             bare = knob.without(bare)
         imagined = with_settings(bare, {knob.name: value for knob, value in self.knobs.items()})
         before = self.observation or bare
-        return tuple(_with_evidence(_change(d, before, effects, run), d, bare, imagined) for d in self.names)
+        return tuple(_with_evidence(_change(one, before, effects, run), one, bare, imagined) for one in self.settings)
 
     def _changed(self, checks: Iterable[Change]) -> list[Setting]:
         idle = {c.name for c in checks if c.state == "no effect"}
-        return [d for d in self.names if d.name not in idle and not d.is_current]
+        return [one for one in self.settings if one.name not in idle and not one.is_current]
 
 
 NO_SETTINGS = ResolvedArm()
@@ -189,7 +191,7 @@ def resolve(arm: Arm, code: Code, evidence: Observation | Objects) -> ResolvedAr
             if isinstance(evidence, Objects):
                 raise
             settings.append(Setting(name, value, knob, refusal=str(e)))
-    together = {d.name: d.knob_value for d in settings if d.knob is not None and not d.refusal}
+    together = {one.name: one.knob_value for one in settings if one.knob is not None and not one.refusal}
     imagined = with_settings(evidence, together) if isinstance(evidence, Observation) else None
 
     def checked(setting: Setting) -> Setting:

@@ -64,13 +64,13 @@ def check_plan(plan: Plan) -> None:
         raise UsageError("There is nothing to compare: name a setting, for example --ab workers=4.")
 
 
-def arms_in(names: Variables, settings: Sequence[str], sweeps: Sequence[str] = ()) -> tuple[Arm, ...]:
+def arms_in(variables: Variables, settings: Sequence[str], sweeps: Sequence[str] = ()) -> tuple[Arm, ...]:
     """The arms that `--ab`, `--set` and `--sweep` describe for code with these variables.
 
     Raises UsageError for a name or a value that the code cannot have.
     """
-    fixed = parse_settings(settings, names.has, names.names)
-    return tuple(map(Arm, grid(parse_sweeps(sweeps, names.has, names.names), fixed)))
+    fixed = parse_settings(settings, variables.has, variables.names)
+    return tuple(map(Arm, grid(parse_sweeps(sweeps, variables.has, variables.names), fixed)))
 
 
 class Plan(Struct, frozen=True):
