@@ -1,8 +1,8 @@
-"""Where one of CPU and GPU waits for the other: calls that block on the GPU, and operators that the CPU computes alone.
+"""Finds where CPU and GPU wait for each other: calls that block on the GPU, and operators that the CPU computes alone.
 
-Blocking calls read results back, upload from ordinary memory, or plainly wait. While the host waits it prepares
-nothing, so the device runs dry after each such call. What a call can cost is bounded twice: by the host's time in it,
-and by the device's idle time for which no wait for data accounts.
+Blocking calls read results back, upload from pageable memory, or only wait. While the host waits it launches nothing,
+so the device runs out of work after each such call. The cost of a call has two upper bounds: the host's time in the
+call, and the device's idle time that no wait for data explains.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Direction = Literal["read", "upload", "wait"]
 DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
 
-# A copy call that returns sooner has only started the copy (definitions.md, "Step on a GPU"). One that reads
-# into ordinary memory returns when the copy is done, however short it is (CUDA's documentation: API synchronization).
+# A copy call that returns sooner has only started the copy (definitions.md, "Step on a GPU"). A copy into
+# pageable memory returns when it is done, however short it is (CUDA's documentation: API synchronization).
 STARTED_NS = 20_000
 
-# What a person wrote, where several operators are open at the call: the outermost of these.
+# Operators that a person writes: if several are open at a call, the outermost of these is named.
 _BY_PERSON = (
     "aten::item",
     "aten::_local_scalar_dense",
@@ -49,9 +49,9 @@ _BY_PERSON = (
 class BlockingCalls(Struct, frozen=True):
     """All calls of one direction in the steps. Times are µs per step (medians).
 
-    `waited_us` is the host's time in them. `idle_us` is the device's idle time from the begin of each call to the
-    first work that was started after it, without the time in which the loop waits for data. `operators` names what
-    made the calls with how often per step, the one that waited longest first. `times` are the calls themselves.
+    `waited_us` is the host's time in the calls. `idle_us` is the device's idle time from the begin of each call to the
+    first work that was started after it, without the time in which the loop waits for data. `operators` are those that
+    made the calls, with calls per step, the longest wait first. `times` are the calls themselves, merged.
     """
 
     direction: Direction
@@ -63,7 +63,7 @@ class BlockingCalls(Struct, frozen=True):
 
 
 def blocking_calls(facts: Facts) -> tuple[BlockingCalls, ...]:
-    """The calls of each direction that occurs, those that wait longest first; none without a GPU's trace."""
+    """The calls of each direction that occurs, the longest wait first; empty without a GPU's trace."""
     work = facts.work
     if work is None:
         return ()
@@ -106,7 +106,7 @@ def _direction(work: DeviceWork, calls: Int64) -> Int64:
 
 
 def _operators_of(work: DeviceWork, calls: Int64) -> Int64:
-    """The name of the operator a person wrote, as index into the timeline's names; -1 for none."""
+    """For each call the operator that a person wrote, as index into the timeline's names; -1 for none."""
     t, tree = work.timeline, work.tree
     if not len(tree.rows):
         return np.full(len(calls), -1, dtype=np.int64)
@@ -156,7 +156,7 @@ def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     return subtract(subtract(dry, t.loading), replays)
 
 
-# What a model spends its time in: one of these that starts nothing on the GPU computes on the CPU.
+# Operators in which models spend their time: one that starts nothing on the GPU computes on the CPU.
 _HEAVY = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution", "aten::_convolution",
     "aten::convolution_backward", "aten::mkldnn_linear", "aten::native_batch_norm", "aten::native_layer_norm",

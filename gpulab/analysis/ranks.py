@@ -1,9 +1,10 @@
-"""The ranks of one distributed job side by side: what communication hides, what it costs, and who lets others wait.
+"""Compares the ranks of a distributed job: how much communication is hidden, what it costs, and which rank is late.
 
-A collective ends on all ranks at about the same time but begins on each when that rank arrives. The rank that arrives
-last runs the shortest kernel: that is the transfer. What the same collective takes longer elsewhere is waiting for
-that rank. Only durations are compared, so the clocks of the machines need not agree. That is not so of a message from
-one rank to another (send and receive, as a pipeline has them): those count as communication, and are not compared.
+A collective ends on all ranks at about the same time but begins on each rank when that rank arrives. The rank that
+arrives last runs the shortest kernel, whose duration is the transfer. On the other ranks, the extra time of the same
+collective is waiting for that rank. Only durations are compared, so the clocks of the machines need not agree. Messages
+from one rank to another (send and receive, as in a pipeline) do not end together: they count as communication but are
+not compared.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from gpulab.intervals import Intervals, clip, intersect, joined, measure
 from gpulab.run import TRACE_DROPPED, Int64, Missing, Timeline
 from gpulab.timeline.labels import COLLECTIVES, Labels, Mask, What, labels
 
-# Where all ranks wait for cores, each is late by as much now and then, and again by what shared caches and
-# hyper-threads slow: two equal ranks on two busy cores made each other wait for 5 to 17 % of their step, while the one
-# waited for a core for 14 % of it and the other for 8 %. What only the late rank waits for a core makes it late.
+# If all ranks wait for cores, each is sometimes late by that wait, and further slowed by shared caches and
+# hyper-threads: two equal ranks on two busy cores made each other wait for 5 to 17 % of their step, while one waited
+# for a core for 14 % of it and the other for 8 %. Only core wait that the late rank has alone explains its delay.
 LATE_PER_CORE_WAIT = 2.5
-MUCH_MORE_WORK = 1.5  # ours: times the others' own; two equal ranks on two cores that others used: up to 1.25
+MUCH_MORE_WORK = 1.5  # ours: times the other ranks' own time; for two equal ranks on two busy cores up to 1.25
 
 
 class RankFacts(Struct, frozen=True):
     """One rank; times are µs per step, on its own clock.
 
-    `communication_us` is the time in which a communication kernel ran, or on a CPU a collective or the training thread
-    was in a call for one; `exposed_us` is the part with no compute kernel
-    beside it, `overlapped_us` the rest. `waiting_us` is the part of the communication kernels' time spent waiting for
-    the slowest rank, `transfer_us` what is left; None where the ranks' collectives do not match.
+    `communication_us` is the time in which a communication kernel ran, or on a CPU a collective ran or the training
+    thread was in a call for one; `exposed_us` is the part without a concurrent compute kernel, `overlapped_us` the
+    rest. `waiting_us` is the part of the communication kernels' time spent waiting for the slowest rank, `transfer_us`
+    the rest; both are None if the ranks' collectives do not match.
 
-    Of collectives that run beside each other the time counts once. `collectives_per_step` counts them;
-    `samples_per_step` is None where that is not known.
+    The time of concurrent collectives counts once. `collectives_per_step` counts each of them; `samples_per_step` is
+    None if unknown.
     """
 
     rank: int
@@ -52,32 +53,32 @@ class RankFacts(Struct, frozen=True):
     transfer_us: float | None
     collectives_per_step: float = 0.0
     samples_per_step: float | None = None
-    computing_share: float = 0.0  # of its typical step
+    computing_share: float = 0.0  # share of the typical step
 
     @property
     def core_wait_share(self) -> float:
-        """Of the step, what the training thread was ready to run for and had no core (CPU device)."""
+        """Share of the step in which the training thread was ready to run but had no core (CPU device)."""
         return self.breakdown.share.get("core_wait", 0.0)
 
     @property
     def own_us(self) -> float:
-        """In which it works itself: without exchanging data and waiting for cores."""
+        """Time in which the rank itself works: without exchanging data and waiting for cores."""
         return self.step_us * (1 - self.breakdown.share.get("communication", 0.0) - self.core_wait_share)
 
     @property
     def transfer_us_of_each(self) -> float | None:
-        """Of one collective, without waiting."""
+        """Time of one collective, without waiting."""
         if self.transfer_us is None or not self.collectives_per_step:
             return None
         return self.transfer_us / self.collectives_per_step
 
 
 class RankComparison(Struct, frozen=True):
-    """Every rank that was read, in order. `straggler` is the rank that the others wait for, None where none stands out.
+    """Every rank that was read, in order. `straggler` is the rank that the others wait for, None if none stands out.
 
-    `collectives` is how many communication kernels per rank were matched; None with `mismatch` saying why not.
-    `only_messages`: all that the ranks exchange are messages from one to another. `exchanges`: what the collectives
-    carry, where the traces say it; their times are those of moving data where `mismatch` is None.
+    `collectives` is the number of matched communication kernels per rank; if they do not match, it is None and
+    `mismatch` says why. `only_messages`: the ranks exchange only messages from one rank to another. `exchanges`: what
+    the collectives carry, if the traces say it; their times are those of moving data if `mismatch` is None.
     """
 
     ranks: tuple[RankFacts, ...]
@@ -87,8 +88,8 @@ class RankComparison(Struct, frozen=True):
     integrity: Integrity = field(default_factory=lambda: Integrity(()))
     only_messages: bool = False
     exchanges: tuple[CollectiveFacts, ...] = ()
-    counts_values: bool = False  # `samples_per_step` are values of what the model is given
-    more_work_us: float | None = None  # by which the straggler works longer per step, where waits could not tell it
+    counts_values: bool = False  # `samples_per_step` are values of the model's inputs
+    more_work_us: float | None = None  # how much longer the straggler works per step, if waits cannot show it
 
 
 # What may be wrong with a folder of traces → state, what it withholds, what it means.
@@ -120,11 +121,10 @@ def compare_ranks(
 ) -> RankComparison:
     """Split the communication of each rank into waiting and transfer.
 
-    A rank stands out as the straggler from `skew_notice` on, the share of their step that the others wait for it, and
-    on a machine without free cores from what that explains.
+    A rank is the straggler if the others wait for it for at least the share `skew_notice` of their step. On a machine
+    without free cores, the share must also exceed what the wait for cores explains.
 
-    Ranks whose trace cannot carry its accounting are left out, and those without the work of a GPU where others have
-    some.
+    Ranks whose trace allows no step accounting are left out, and so are ranks without GPU work if others have some.
     """
     accounts = {rank: b for rank, f in sorted(facts.items()) if (b := f.breakdown)}
     if any(b.device_index is not None for b in accounts.values()):
@@ -173,7 +173,7 @@ Durations = dict[str, Int64]  # kernel name → durations in ns, in order
 
 
 class _Collectives(Struct, frozen=True):
-    """Those of one rank: kernel name → rows of its timeline, in the order in which they are compared."""
+    """The collectives of one rank: kernel name → rows of its timeline, in the order in which they are compared."""
 
     timeline: Timeline
     rows: dict[str, Int64]
@@ -183,7 +183,7 @@ class _Collectives(Struct, frozen=True):
         return {name: self.timeline.duration_ns[rows] for name, rows in self.rows.items()}
 
     def sequence(self, name: str) -> list[tuple[float, float]] | None:
-        """Process group and number in it of each; None where the trace does not tell, or a number is there twice."""
+        """Process group and sequence number of each row; None if the trace lacks them or has one twice."""
         columns = [self.timeline.extra.get(column) for column in ("process_group", "collective_sequence")]
         figures = [column[self.rows[name]] for column in columns if column is not None]
         if len(figures) < len(columns) or not all(np.isfinite(column).all() for column in figures):
@@ -192,13 +192,13 @@ class _Collectives(Struct, frozen=True):
         return numbers if len(set(numbers)) == len(numbers) else None
 
     def only(self, name: str, numbers: Sequence[tuple[float, float]]) -> Int64:
-        """Its rows with these numbers, in that order."""
+        """The kernel's rows with these sequence numbers, in that order."""
         own = dict(zip(self.sequence(name) or (), self.rows[name].tolist(), strict=True))
         return np.array([own[number] for number in numbers], dtype=np.int64)
 
 
 def _matched(kernels: Mapping[int, _Collectives]) -> dict[int, _Collectives]:
-    """Those that all ranks have, by process group and sequence number where the traces hold both, else as they are."""
+    """The collectives that all ranks have, by group and sequence number if the traces hold both, else unchanged."""
     names = set.intersection(*(set(own.rows) for own in kernels.values())) if kernels else set()
     common: dict[str, list[tuple[float, float]]] = {}
     for name in names:
@@ -216,9 +216,9 @@ def _matched(kernels: Mapping[int, _Collectives]) -> dict[int, _Collectives]:
 def _exchanges(
     every: _Collectives, own: _Collectives, transfer: Durations, account: Breakdown
 ) -> tuple[CollectiveFacts, ...]:
-    """By what the first rank's trace says. `transfer` is how long each of `own`, which all ranks have, moves data.
+    """Facts from the first rank's trace. `transfer`: how long each of `own`, which all ranks have, moves data.
 
-    What only this rank has moves data for the same part of its time. `transfer` is empty where that is not known.
+    Collectives that only this rank has move data for the same fraction of their time. `transfer` is empty if unknown.
     """
     if not every.rows:
         return ()
@@ -260,7 +260,7 @@ def _communicating(timeline: Labels, account: Breakdown) -> Mask:
 
 
 def _mismatch(kernels: Mapping[int, _Collectives], *, only_messages: bool) -> str | None:
-    """Why the ranks' collectives cannot be put side by side; None where they can."""
+    """Why the ranks' collectives cannot be compared; None if they can."""
     if len(kernels) < 2:
         return "one rank alone cannot show who waits for whom"
     if only_messages:
@@ -293,7 +293,7 @@ def _rank(
     samples: float | None,
     shares: StepShares | None,
 ) -> RankFacts:
-    """`own` are the durations of the collectives that all ranks have; what is left of `all_own` waits as much."""
+    """`own` are the durations of the collectives that all ranks have; the rest of `all_own` waits as much."""
     (start, end), steps = account.span_ns, len(account.steps)
     exchanging = timeline.times(_communicating(timeline, account))
     if account.device_index is None:
@@ -304,7 +304,7 @@ def _rank(
     total = measure(communication)
     moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())
     spent, in_all = (sum(int(d.sum()) for d in of.values()) for of in (own, all_own))
-    # Of several that run beside each other the time counts once, and those that only this rank has are like the others.
+    # The time of concurrent collectives counts once; those that only this rank has are taken to be like the others.
     once = min(1.0, total / in_all) * in_all / spent if spent else 1.0
 
     def per_step(time_ns: float) -> float:
@@ -326,9 +326,9 @@ def _rank(
 
 
 def _counts_per_step(facts: Iterable[Facts]) -> tuple[list[float | None], bool]:
-    """Of each rank the values that its model was given in a step, where that is known of all; else what was loaded.
+    """Input values of each rank's model per step if known for all ranks, else the samples loaded per step.
 
-    And whether these are values, not samples.
+    The second result says whether these are values.
     """
     runs = [(f.run.steps, f.selection.rows if len(f.selection.rows) else f.run.traced_rows) for f in facts]
     figures = [_mean_count(steps.input_values, rows) for steps, rows in runs]
@@ -338,15 +338,15 @@ def _counts_per_step(facts: Iterable[Facts]) -> tuple[list[float | None], bool]:
 
 
 def _mean_count(column: Int64, rows: Int64) -> float | None:
-    """None where a step's is not known."""
+    """The mean of these rows; None if the count of a step is unknown."""
     counts = column[rows] if len(column) else column
     return float(counts.mean()) if len(counts) and (counts > 0).all() else None
 
 
 def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> tuple[int | None, float | None]:
-    """The rank that waits least, where the others wait for a share of their step that matters.
+    """The rank that waits least, if the others wait for a relevant share of their step.
 
-    Where cores are missing and waits tell nothing: the one that works much longer by itself, and by how many µs.
+    If cores are short and waits show nothing: the rank whose own work takes much longer, and by how many µs.
     """
     waits = {r.rank: r.waiting_us for r in ranks if r.waiting_us is not None}
     if len(waits) < 2:

@@ -1,7 +1,7 @@
-"""The one division of a typical step into its parts: every figure that names a part of a step is taken from here.
+"""Divides a typical step into its parts; every figure about a part of a step is taken from here.
 
-definitions.md, "The breakdown of a typical step". All steps tell how long a step is and how long it waits; the few
-profiled ones tell how the rest of it divides. Pure.
+Source: definitions.md, "The breakdown of a typical step". The length of a step and its waits come from all steps; how
+the rest divides comes from the few profiled steps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from gpulab.analysis.loader import loads_itself, share_beside
 if TYPE_CHECKING:
     from gpulab.analysis.facts import Facts
 
-_WAITS = ("data_wait", "core_wait")  # on a CPU every step tells these
+_WAITS = ("data_wait", "core_wait")  # on a CPU these are known for every step
 
 
 class StepShares(Struct, frozen=True):
-    """Shares of a typical step, and the step (µs), of which each part takes its share: parts sum to the step.
+    """The share of each part in a typical step, and the length of that step (µs).
 
-    `share` has every name of `PARTS`; what is missing to 1 is `undivided`: without a trace only the waiting is known.
-    `profiled_count`: steps that tell how the rest divides. `waits_known`: the waiting is that of all counted steps.
+    `share` has every name of `PARTS` and sums to 1 with `undivided`: without a trace only the waits are known.
+    `profiled_count`: number of steps that show how the rest divides. `waits_known`: waits are those of all counted
+    steps.
     """
 
     share: Mapping[str, float]
@@ -37,27 +38,27 @@ class StepShares(Struct, frozen=True):
     waits_known: bool = False
 
     def of(self, *parts: str) -> float:
-        """What these parts have together."""
+        """The sum of these parts' shares."""
         return sum(self.share[part] for part in parts)
 
     def us(self, *parts: str) -> float | None:
-        """The same in µs of the typical step; None where that was not measured."""
+        """The same in µs of the typical step; None if the step was not measured."""
         return None if self.step_us is None else self.of(*parts) * self.step_us
 
     @property
     def idle(self) -> float:
-        """Where the device is a GPU: the share in which it does nothing."""
+        """On a GPU: the share in which the device does nothing."""
         return max(0.0, 1 - self.of(*DEVICE_PARTS))
 
 
 def step_shares(facts: Facts) -> StepShares | None:
-    """None where nothing tells how a step divides."""
+    """The shares of a run's typical step; None if nothing shows how a step divides."""
     account = facts.breakdown
     return _without_trace(facts) if account is None or not account.steps else shares_on(facts, account)
 
 
 def shares_on(facts: Facts, account: Breakdown) -> StepShares:
-    """The same by the accounting of one of the run's devices; it has a step."""
+    """The same for the accounting of one of the run's devices, which must have a step."""
     step = facts.typical_step_us
     step_us = account.mean_step_us if step is None else step.median
     if account.whole_window:
@@ -70,7 +71,7 @@ def shares_on(facts: Facts, account: Breakdown) -> StepShares:
 
 
 def _without_trace(facts: Facts) -> StepShares | None:
-    """A GPU may work while the loop waits, so there only a trace tells."""
+    """The waits alone. None on a GPU: it may work while the loop waits, so only a trace shows its parts."""
     step, waited = facts.typical_step_us, facts.data_wait_fraction
     if step is None or waited is None or facts.run.device.kind == "cuda":
         return None
@@ -80,7 +81,7 @@ def _without_trace(facts: Facts) -> StepShares | None:
 
 
 def _typical(account: Breakdown) -> dict[str, float]:
-    """Of each part the median over the profiled steps, where one odd step does not speak for all; they sum to 1."""
+    """The median of each part over the profiled steps, so that one odd step does not matter; the shares sum to 1."""
     medians = {part: account.typical_share(part) for part in PARTS if part != "start_up"}
     whole = sum(medians.values())
     if whole <= 0:
@@ -89,7 +90,7 @@ def _typical(account: Breakdown) -> dict[str, float]:
 
 
 def _on_cpu(facts: Facts, typical: Mapping[str, float]) -> dict[str, float]:
-    """The waiting as all steps have it; the rest of them as it divides in the profiled ones."""
+    """The waits of all steps; the rest is divided as in the profiled steps."""
     waited, beside = facts.data_wait_fraction, share_beside(facts.run)
     if waited is None:
         waited = typical["data_wait"] if beside is None else beside
@@ -99,10 +100,10 @@ def _on_cpu(facts: Facts, typical: Mapping[str, float]) -> dict[str, float]:
 
 
 def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
-    """For data, and beside that for a core: a loop that loads by itself misses cores while it loads, too.
+    """The shares of waiting for data, and for a core outside of that: a loop that loads itself lacks cores there, too.
 
-    What is beside the wait for data misses them for no larger share of its time than the thread does whenever it is
-    ready: a part of them is missed when it wakes up with its batch.
+    Outside the wait for data, the share without a core is at most its share of all time in which the thread is ready:
+    part of the core wait occurs when the thread wakes up with its batch.
     """
     cores = facts.cores
     if cores is not None and cores.thread_wait_fraction is not None:
@@ -114,7 +115,7 @@ def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
 
 
 def own_shares(facts: Facts) -> StepShares | None:
-    """Of the time that the process has a core, as on a quiet machine: without its waits for one, the rest is all."""
+    """The shares as on a quiet machine: waits for a core are taken out, and the rest is the whole."""
     shares = facts.shares
     if shares is None:
         return None
@@ -126,12 +127,12 @@ def own_shares(facts: Facts) -> StepShares | None:
 
 
 def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> dict[str, float]:
-    """The profiler makes launches longer, and no kernels: the device's work takes as long as in the profiled steps, and
-    of the rest of an unprofiled step each cause of idling takes its share. Waiting for data keeps its share of all.
+    """The profiler makes launches longer, but not kernels: the device's work takes as long as in profiled steps, and the
+    rest of an unprofiled step is divided among the causes of idling. "data_wait" keeps its share of the whole step.
     """
     idle = max(0.0, 1 - sum(typical[part] for part in DEVICE_PARTS))
     waited = typical["data_wait"]
-    if facts.step_us is None:  # steps may wait in bursts: all of them together
+    if facts.step_us is None:  # steps may wait in bursts: use all of them together
         waited = account.share["data_wait"]
         idle = max(idle, waited)
     elif facts.step_us.median > 0:
@@ -145,7 +146,7 @@ def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> d
 
 
 def _filled(parts: Mapping[str, float], whole: float) -> dict[str, float]:
-    """These parts in proportion, so that they sum to the whole; unknown where none of them has any."""
+    """Scale these parts so that they sum to `whole`; if all are 0, the whole is "unknown"."""
     total = sum(parts.values())
     if total > 0:
         return {part: share * whole / total for part, share in parts.items()}

@@ -1,4 +1,4 @@
-"""Which steps count for a throughput figure, the typical step they give, and what a setting did to it."""
+"""Selects the steps that count for throughput, computes the typical step, and compares it with a baseline run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Spread(Struct, frozen=True):
     count: int
 
 
-FEWEST_ROUNDS = 3  # ours: of fewer no median is worth the name
-LEAST_SETUP_S = 0.1  # ours: nobody weighs less
-BUNCHED = 0.05  # ours, of a step: so far apart are the waits of a typical step and of a typical round
+FEWEST_ROUNDS = 3  # ours: rounds that a median needs
+LEAST_SETUP_S = 0.1  # ours: a smaller difference does not matter
+BUNCHED = 0.05  # ours, of a step: by this much the waits of a typical step and a typical round differ
 
 
 class Dropped(Struct, frozen=True):
@@ -46,33 +46,33 @@ def spread(values: np.ndarray, count: int | None = None) -> Spread | None:
 
 
 def spread_of_rounds(values: Int64, rows: Int64, round_steps: int) -> Spread | None:
-    """The same of a column of steps (`rows` of the run, one value each) where `round_steps` of them make a round.
+    """The same for a column of steps (`rows` of the run, one value each) if `round_steps` of them make a round.
 
-    Each value is then the mean of so many steps in a row; where there are no such, it is a step as it is.
+    The spread is then over means of so many consecutive steps or, if there are none, over single steps.
     """
     means = _means(values, rows, round_steps)
     return spread(means if len(means) else values, len(values))
 
 
 def spread_of_window(values: Int64) -> Spread | None:
-    """The mean, where all steps together are one round; the percentiles are of the single steps."""
+    """The mean as median, for steps that together are one round; the percentiles are those of single steps."""
     each = spread(values)
     return None if each is None else replace(each, median=float(np.mean(values)) / 1e3)
 
 
 def spread_of_steps(run: Run, values: Int64, rows: Int64, round_steps: int) -> Spread | None:
-    """The typical one of these rows of the run, one value each, by the rounds that `steps_per_round` tells."""
+    """The typical value of these rows of the run, one value each; `round_steps` is from `steps_per_round`."""
     if round_steps > 1 and (run.loader is None or len(values) <= round_steps):
         return spread_of_window(values)
     return spread_of_rounds(values, rows, round_steps)
 
 
 def steps_per_round(run: Run, rows: Int64) -> int:
-    """How many steps make a round: workers that take equally long hand their batches over at once, so that one step
-    waits long and the next ones do not at all. 1 where a step is like the others.
+    """How many steps make a round; 1 if all steps are alike.
 
-    Where steps wait unequally and too few rounds were measured, or a trace from elsewhere does not tell the number of
-    workers, all of them are one round.
+    Workers that are equally fast deliver their batches at the same time: one step waits long and the next ones not at
+    all. If steps wait unequally but too few rounds were measured, or the number of workers is unknown (a trace from
+    another tool), all steps are one round.
     """
     if not len(rows):
         return 1
@@ -91,13 +91,13 @@ def steps_per_round(run: Run, rows: Int64) -> int:
 
 
 def _waits_in_bursts(waits_ns: Int64, walls_ns: Int64) -> bool:
-    """Whether the typical step waits for another share than all steps together."""
+    """Whether the wait of the median step differs from the mean wait."""
     apart_ns = abs(float(np.mean(waits_ns)) - float(np.median(waits_ns)))
     return apart_ns > BUNCHED * float(np.mean(walls_ns))
 
 
 def _means(values: Int64, rows: Int64, round_steps: int) -> np.ndarray:
-    """Of all `round_steps` values in a row whose rows follow one another."""
+    """The mean of every `round_steps` consecutive values whose rows are consecutive, too."""
     if len(values) < round_steps:
         return np.empty(0)
     sums = np.concatenate(([0], np.cumsum(values)))
@@ -106,9 +106,9 @@ def _means(values: Int64, rows: Int64, round_steps: int) -> np.ndarray:
 
 
 def setup_ns(steps: Steps, rows: Int64, began_ns: int = 0) -> int | None:
-    """From then to the first of these rows, which are counted, less what the steps before it take at their pace.
+    """One-time cost before the steps (definitions.md, "One-time cost"); None if the profiler ran before these rows.
 
-    What comes once, before the steps: definitions.md, "One-time cost". None where the profiler ran before them.
+    Time from `began_ns` to the first of these rows, minus the steps before that row at the mean time of these rows.
     """
     profiled = (steps.phase == Phase.TRACED) | ((steps.flags & StepFlag.PROFILER_EDGE) != 0)
     if not len(rows) or profiled[: rows[0]].any():
@@ -117,10 +117,10 @@ def setup_ns(steps: Steps, rows: Int64, began_ns: int = 0) -> int | None:
 
 
 def select(run: Run) -> Selection:
-    """The unprofiled steps after warm-up, fresh epochs' first steps and profiler edges taken out.
+    """The unprofiled steps after warm-up, without the first step of each epoch and without profiler edges.
 
-    With loader workers the first `workers * prefetch + 2` batches come from a filling buffer and are dropped too,
-    where enough steps remain (definitions.md, "Feeding").
+    With loader workers the first `workers * prefetch + 2` batches come from a filling buffer and are dropped too, if
+    enough steps remain (definitions.md, "Feeding").
     """
     steps = run.steps
     keep = np.ones(len(steps), dtype=bool)
@@ -144,7 +144,7 @@ def select(run: Run) -> Selection:
     drop((flags & StepFlag.PROFILER_EDGE) != 0, "the profiler started or stopped there")
     drop(steps.phase == Phase.WARMUP, "warm-up")
     compiled = keep & ((flags & StepFlag.COMPILE) != 0)
-    if (keep & ~compiled).sum() >= min(3, compiled.sum()):  # else compiling is what the steps of this run are like
+    if (keep & ~compiled).sum() >= min(3, compiled.sum()):  # else compiling is typical of this run
         drop(compiled, "something was compiled in them")
     buffered = 0 if run.loader is None else loaded_ahead(run.loader)
     if buffered:
@@ -160,26 +160,26 @@ def select(run: Run) -> Selection:
 
 
 def loaded_ahead(loader: Loader) -> int:
-    """How many batches may be ready when a step begins that the workers had time for, and two steps' margin."""
+    """How many batches the workers may have ready when a step begins, plus a margin of two."""
     if loader.num_workers == 0:
         return 0
     return loader.num_workers * (loader.prefetch_factor or 2) + 2
 
 
-_SAME_BATCH = 0.01  # as a comparison has it: an epoch's shorter last batch is no other batch size
+_SAME_BATCH = 0.01  # as in a comparison: an epoch's shorter last batch is not another batch size
 
 
 class StepChange(Struct, frozen=True):
-    """µs per `unit` without the profiler, now and in the baseline. One run after the other: no verdict."""
+    """µs per `unit` without the profiler, now and in the baseline. The runs were not interleaved: no verdict."""
 
     now_us: float
     before_us: float
     unit: str  # "step", or "sample" where the batch differs
-    setup_s: float | None = None  # that this run took longer before its steps; None: hardly, or not measured
+    setup_s: float | None = None  # how much longer this run took before its steps; None: hardly, or unknown
 
 
 def step_change(run: Run, earlier: Sequence[Run]) -> StepChange | None:
-    """Against the latest baseline run of that code; None for a baseline, and without a time to compare."""
+    """The change from the latest baseline run of the same code; None for a baseline, and without a time to compare."""
     if not run.settings.knobs or not run.code.strip():
         return None
     words = run.code.split()

@@ -1,8 +1,8 @@
-"""Alerts of a live run: one quiet line while something goes wrong for long. Pure.
+"""Computes the alerts of a live run: one quiet line while something goes wrong for long.
 
-An alert is a hint: it names a symptom, and neither a cause nor a share, which the headline does after the run. Shares
-are smoothed, and an alert begins and ends at two different values, so that the line does not flicker. The record's
-alerts are computed from its own steps and readings, so that a run without a live view has the same.
+An alert is a hint: it names a symptom, but neither a cause nor a share; the headline names these after the run. Shares
+are smoothed, and an alert begins and ends at two different values, so that the line does not flicker. A record's alerts
+are computed from its own steps and readings, so that a run without a live view has the same alerts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpulab.run import Alert, Samples, Steps
 from gpulab.thresholds import Thresholds
 
 SMOOTHED_S = 5.0
-ENDS_BELOW = 0.8  # times the value at which it begins
+ENDS_BELOW = 0.8  # times the value at which an alert begins
 UTILIZATION = "gpu_utilization_pct"
-_BIN_NS = 250_000_000  # steps of a record that end within such a time count as one
+_BIN_NS = 250_000_000  # steps of a record that end in one interval of this length are added up
 
 STARVING = "data_starved"
 IDLE = "gpu_idle"
@@ -31,14 +31,14 @@ WORDS = {
 
 
 class Smoothed(Struct):
-    """A share over the last seconds, or of the newest part alone if that is older. Times in s."""
+    """A share over the last `SMOOTHED_S` seconds, which always includes the newest part. Times in s."""
 
     _rows: deque[tuple[float, float, float]] = field(default_factory=deque)
     _part: float = 0.0
     _whole: float = 0.0
 
     def add(self, t_s: float, part: float, whole: float) -> float:
-        """Add `part` of `whole` at `t_s`, not earlier than the one before; returns the share."""
+        """Add `part` of `whole` at `t_s`, in order of time; returns the share."""
         self._rows.append((t_s, part, whole))
         self._part += part
         self._whole += whole
@@ -56,7 +56,7 @@ class Lasting(Struct):
     begins_at: float
     after_s: float
     on: bool = False
-    since_s: float | None = None  # since when the share is high
+    since_s: float | None = None  # since when the share has been high
     past: list[Alert] = field(default_factory=list)
 
     def update(self, t_s: float, share: float, *, blocked: bool = False) -> None:
@@ -76,7 +76,7 @@ class Lasting(Struct):
         self.on, self.since_s = False, None
 
     def alert(self, t_s: float, until_ns: int | None = None) -> tuple[Alert, ...]:
-        """The alert at `t_s`; none where it is not on."""
+        """The alert at `t_s`; empty if it is not on."""
         if not self.on or self.since_s is None:
             return ()
         words = WORDS[self.key].format(time=while_s(t_s - self.since_s))
@@ -86,7 +86,7 @@ class Lasting(Struct):
 class Alerts:
     """Gets steps and readings in order of time; times in s since the run began.
 
-    There is no alert of an idle GPU while the steps wait for data, which is the reason.
+    There is no alert of an idle GPU while the steps wait for data, because that is the reason.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -97,7 +97,7 @@ class Alerts:
         self._patience_s = 0.0
 
     def steps(self, end_s: float, wall_s: float, wait_s: float, count: int = 1) -> None:
-        """`count` steps have ended, the last of them at `end_s`; together they took and waited so long."""
+        """`count` steps have ended, the last of them at `end_s`; together they took `wall_s` and waited `wait_s`."""
         self.advance(end_s - wall_s / max(1, count))
         self._starving.update(end_s, self._wait.add(end_s, wait_s, wall_s))
         self._stepped_s, self._patience_s = end_s, SMOOTHED_S + 2 * wall_s / max(1, count)
@@ -121,7 +121,7 @@ class Alerts:
         return next(iter(self._starving.alert(now_s) + self._idle.alert(now_s)), None)
 
     def all(self, end_s: float) -> tuple[Alert, ...]:
-        """The alerts of the whole run, which ends now."""
+        """All alerts of the run, which ends at `end_s`."""
         self.advance(end_s)
         every = [alert for each in (self._starving, self._idle) for alert in (*each.past, *each.alert(end_s))]
         return tuple(sorted(every, key=lambda alert: alert.since_ns))
@@ -140,7 +140,7 @@ def alerts_of(steps: Steps, samples: Samples, end_ns: int, thresholds: Threshold
 
 
 def _bunches(steps: Steps) -> list[tuple[float, ...]]:
-    """Steps that end in the same quarter of a second, as one: end, wall and wait in s, and count."""
+    """Add up steps that end in the same quarter of a second: rows of end, wall and wait in s, and count."""
     if not len(steps):
         return []
     first = np.flatnonzero(np.diff(steps.end_ns // _BIN_NS, prepend=-1))

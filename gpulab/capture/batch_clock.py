@@ -1,8 +1,8 @@
-"""Times the batches of a run where they are made, and joins that with when the training loop got them.
+"""Times the batches of a run where they are made, and adds the times at which the training loop got them.
 
 During a run methods of torch's iterators are wrapped (`hooks.LOADING`), at the class, so that the copies of loaders
-that knobs make are timed too. While its workers start, a loader has another `worker_init_fn`. A batch is identified by
-its worker and a number: torch returns the batches of one worker in the order in which they were made.
+that knobs make are timed too. While a loader's workers start, its `worker_init_fn` is replaced. A batch is identified
+by its worker and a number: torch returns the batches of one worker in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from gpulab.capture.torch_hooks import LOADING, wrap
 from gpulab.run import Batches, Choice, Int64, Missing
 
 WHAT = "what takes the time inside the DataLoader"
-MOST_BATCHES = 20_000  # the newest
+MOST_BATCHES = 20_000  # the newest are kept
 _PINNED_MOST = 1024  # batches that are pinned and not yet requested
 _NAME_HERE = "training process"
 
 
 class WorkerBatches:
-    """The timed batches of one iterator with workers. It holds their memory as long as they may write to it.
+    """The timed batches of one iterator with workers. Holds their shared memory while they may write to it.
 
     `loader` is the loader's number; `threads` is how many threads an operator in a worker uses at most.
     """
 
     def __init__(self, loader: Any, first: int, channel: Channel | None, name: str) -> None:
-        """Made before the iterator; each worker times its `first` batches, then fewer."""
+        """Create it before the iterator; each worker times its `first` batches, then fewer."""
         self.workers: int = loader.num_workers
         most = max(1, MOST_BATCHES // self.workers)
         self._memory: SharedRows | None = SharedRows(self.workers, len(OF_WORKER), most)
@@ -57,7 +57,7 @@ class WorkerBatches:
         self.loader: int | None = None
         self.threads: int | None = None
         self.answers = [Rows.here(len(ANSWER), most) for _ in range(self.workers)]
-        self._epoch_begin = [0] * self.workers  # answers before this epoch
+        self._epoch_begin = [0] * self.workers  # by worker: number of answers before this epoch
         self._read = [0] * self.workers
         self._newest = [(-1, -1)] * self.workers  # epoch and number of the last batch that was timed
         self._tables: list[Int64] = []
@@ -66,7 +66,7 @@ class WorkerBatches:
 
     @contextmanager
     def starting(self, iterator: Any, loader: Any) -> Iterator[None]:
-        """Inside, torch makes the iterator and starts its workers."""
+        """Inside the block torch makes the iterator and starts its workers."""
         assert self._memory is not None
         users = loader.worker_init_fn
         ours = WorkerStart(users, self._memory, self._first, self._channel, self.name)
@@ -82,11 +82,11 @@ class WorkerBatches:
             init_fn = vars(iterator).get("_worker_init_fn")
             if init_fn is ours:
                 iterator._worker_init_fn = users
-            elif isinstance(init_fn, functools.partial) and init_fn.args[:1] == (ours,):  # torch's own, of a data pipe
+            elif isinstance(init_fn, functools.partial) and init_fn.args[:1] == (ours,):  # torch's, for data pipes
                 iterator._worker_init_fn = functools.partial(init_fn.func, users, *init_fn.args[1:], **init_fn.keywords)
 
     def begin_anew(self) -> None:
-        """The workers are to begin a new epoch, after the batches that they are making."""
+        """The workers will begin a new epoch after their current batches."""
         if self._memory is not None:
             self._collect()
             self._epoch_begin = [answers.count for answers in self.answers]
@@ -97,14 +97,14 @@ class WorkerBatches:
             self._memory.on = False
 
     def close_if_over(self) -> None:
-        """Release the memory where the workers have ended."""
+        """Release the memory if the workers have ended."""
         iterator = self._iterator()
         if self._memory is not None and (iterator is None or getattr(iterator, "_shutdown", False)):
             self._collect()
             self._memory, self.answers = None, []
 
     def take(self) -> tuple[list[Int64], int]:
-        """Rows of `BATCH` since the last call, and how many are lost."""
+        """Rows of `BATCH` since the last call, and how many were lost."""
         if self._memory is not None:
             self._collect()
         pairs, self._tables, self._lost = (self._tables, self._lost), [], 0
@@ -144,7 +144,7 @@ class LoadingClock:
         self._thread, self._process = get_ident(), os.getpid()
         self._stacks = stacks
         self._clocks: weakref.WeakKeyDictionary[Any, tuple[FetchClock, Rows]] = weakref.WeakKeyDictionary()
-        self._here: dict[int | None, tuple[FetchPace, Rows]] = {}  # by loader: its epochs share them
+        self._here: dict[int | None, tuple[FetchPace, Rows]] = {}  # by loader: shared by its epochs
         self._iterators: list[WorkerBatches] = []
         self._started: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose workers were started in this run
         self._untimed: set[int | None] = set()  # loaders whose workers are older than the run
@@ -153,7 +153,7 @@ class LoadingClock:
         self.loader: int | None = None  # number of the loader with the current request
         self._newest_here: tuple[Callable[[], Any], FetchPace] = (_nothing, FetchPace())  # usually the next one too
         self._newest: tuple[Callable[[], Any], WorkerBatches | None] = (_nothing, None)
-        self.own_ns = 0  # the cost of timing on this thread since `Arguments.samples` has reset it
+        self.own_ns = 0  # the cost of timing on this thread since `Arguments.samples` last reset it
         self._fault: Exception | None = None
         self.worker_threads: int | None = None  # after `finish`: how many threads an operator in a worker uses at most
 
@@ -184,7 +184,7 @@ class LoadingClock:
         return batches, self._missing(feeder, batches), (limit,) if excess else ()
 
     def _of(self, feeder: int | None) -> tuple[list[Rows], list[WorkerBatches]]:
-        """The rows of that loader; of all loaders where it is unknown which fed the steps."""
+        """The rows of that loader; of all loaders if it is unknown which one fed the steps."""
         here = [rows for loader, (_, rows) in self._here.items() if feeder in (None, loader)]
         return here, [batches for batches in self._iterators if feeder in (None, batches.loader)]
 
@@ -213,7 +213,7 @@ class LoadingClock:
         return self._fault is None and get_ident() == self._thread and os.getpid() == self._process
 
     def _attempt(self, task: Callable[[], Any]) -> Any:
-        """The result of `task`; None where it fails, which ends the timing but not the user's code."""
+        """The result of `task`; None if it fails, which ends the timing but not the user's code."""
         try:
             return task()
         except Exception as e:
@@ -237,7 +237,7 @@ class LoadingClock:
         return __init__
 
     def _new_batches(self, loader: Any) -> WorkerBatches | None:
-        """None where its workers cannot be instrumented."""
+        """None if its workers cannot be instrumented."""
         for batches in self._iterators:
             batches.close_if_over()
         first = FIRST_AGAIN if loader in self._started else FIRST
@@ -255,7 +255,7 @@ class LoadingClock:
         return _reset
 
     def _begin_anew(self, iterator: Any) -> None:
-        """Workers that an earlier run has instrumented are timed again."""
+        """Time workers again that an earlier run has instrumented."""
         self._newest = (_nothing, None)
         batches = _begun.get(iterator)
         if batches is not None:
@@ -291,7 +291,7 @@ class LoadingClock:
         @functools.wraps(original)
         def _process_data(iterator: Any, data: Any, *rest: Any) -> Any:
             newest, batches = self._newest
-            # a torch that does not pass the worker's number is not timed
+            # torch versions that do not pass the worker's number are not timed
             if batches is not None and rest and newest() is iterator:
                 batches.worker, batches.pin_ns = rest[0], self._pin_ns(iterator, data)
             return original(iterator, data, *rest)
@@ -369,7 +369,7 @@ class LoadingClock:
     # -- pinning -------------------------------------------------------------------------------------------------
 
     def wrap_pin(self, original: Any) -> Any:
-        """Wrap `pin_memory`, on whatever thread torch pins. It calls itself for the parts of a batch."""
+        """Wrap `pin_memory`, on whatever thread torch pins. The method calls itself for the parts of a batch."""
 
         @functools.wraps(original)
         def pin_memory(data: Any, *rest: Any, **kwargs: Any) -> Any:
@@ -393,4 +393,4 @@ class LoadingClock:
 
 
 def _nothing() -> None:
-    """In place of a weak reference before the first request."""
+    """Takes the place of a weak reference before the first request."""

@@ -1,8 +1,8 @@
 """Finds which call takes the training thread's time, from samples of its stack.
 
-Calls of any library are named, without a list of them: by the user's line and the function that it calls. In a run with
-a trace the sampling process takes the samples, evenly, and halves their rate whenever they become many; otherwise a
-thread does.
+Calls into any library are named, without a list of libraries: by the user's line and the function that it calls. In a
+run with a trace the sampling process takes evenly spaced samples, and halves their rate whenever they become many;
+otherwise a thread samples.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gpulab.run import CALL_KINDS, CallKind, CallLooks, LoadingLooks, OwnBatches
 from gpulab.tape.marks import NEVER
 from gpulab.user_code import Owner, owners
 
-OUTSIDE, WITHIN = Pace(0.003, 2_000), Pace(0.02, 3_000)  # of 1,000 samples a share's error is 1.6 points
-EXCERPTS = 3  # lines whose surroundings are recorded, of the loop and of the loading each
-_NEARLY_ALL = 0.8  # of a function's samples, ours: the function that it calls is named in its place
-_COMPUTES = 0.2  # of a function's samples, ours: with modules below it, so it is part of the training
+OUTSIDE, WITHIN = Pace(0.003, 2_000), Pace(0.02, 3_000)  # with 1,000 samples a share's error is 1.6 points
+EXCERPTS = 3  # lines whose surroundings are recorded, for the loop and for loading each
+_NEARLY_ALL = 0.8  # ours, of a function's samples: a callee that has so many is named instead
+_COMPUTES = 0.2  # ours: a function with this share of its samples in modules is part of training
 
 
 def _search(pattern: str) -> Callable[[str], re.Match[str] | None]:
@@ -40,7 +40,7 @@ def _search(pattern: str) -> Callable[[str], re.Match[str] | None]:
 
 
 _TRAINS = _search(r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py")
-_EXCHANGES = _search(  # between ranks, for which there is a rule of its own
+_EXCHANGES = _search(  # between ranks, which have a rule of their own
     r"[/\\]torch[/\\]distributed[/\\](distributed_c10d|c10d_logger|_functional_collectives)\.py"
 )
 _RUNS = _search(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # trains only with gradients
@@ -48,7 +48,7 @@ _MODULES = _search(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of its fu
 _TENSORS = _search(r"[/\\]torch[/\\]_tensor\.py")  # of its methods only `backward` trains
 _LOADS = _search(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
-_BESIDE = _search(  # neither trains nor computes, although it is PyTorch's or a module
+_BESIDE = _search(  # neither trains nor computes, although it is part of PyTorch or a module
     r"[/\\]torchmetrics[/\\]|"
     r"[/\\]torch[/\\](optim[/\\]lr_scheduler|utils[/\\]tensorboard|serialization|distributed[/\\]checkpoint)"
 )
@@ -64,7 +64,7 @@ Function = tuple[str, str]  # file and name
 
 
 class _Call(Struct, frozen=True):
-    """A line of the user's and the function that it calls; an empty `callee`: the line itself takes the time."""
+    """A line of the user's code and the function that it calls; `callee` is empty if the line itself takes the time."""
 
     line: Spot
     callee: str
@@ -74,8 +74,8 @@ class _Call(Struct, frozen=True):
 class Training(Struct, frozen=True):
     """Functions of the training.
 
-    `loops`: that call an optimizer's step or ask a loader for an iterator. `path`: on the way to a backward pass or an
-    optimizer's step. `computing`: of the user's, below which modules run with gradients.
+    `loops` call an optimizer's step or request an iterator from a loader. `path` lead to a backward pass or an
+    optimizer's step. `computing` are functions of the user's code below which modules run with gradients.
     """
 
     loops: Set[Function] = frozenset()
@@ -136,7 +136,7 @@ def own_batches(samples: CallLooks | None, steps: Steps) -> OwnBatches | None:
 
 
 def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], loop: LoopLines) -> Training:
-    """What stacks show of the training. Each comes with whether gradients were off, and with its number of samples."""
+    """What stacks show of the training. Each stack comes with whether gradients were off; `counts` are its samples."""
     path: set[Function] = set()
     appearances, computes = Counter[Function](), Counter[Function]()
     for (stack, off), count in zip(stacks, counts, strict=True):
@@ -164,8 +164,8 @@ def calls_of_stack(
     """Two candidates for the call that a whole stack shows; None for calls that train or load, and for gpulab's own.
 
     The first is the library's function that the user's innermost line has called. The second is the user's function,
-    or the line of the loop, that takes the time. Where a library runs the loop, everything off its path to the updates
-    is a call.
+    or the line of the loop, that takes the time. If a library runs the loop, everything off its path to the updates is
+    a call.
     """
     end = next((i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.RUNNER), len(stack))
     stack = stack[:end]
@@ -184,7 +184,7 @@ def calls_of_stack(
     inside = next((i for i in users if _function(stack[i]) in training.loops), None)
     if inside is None:
         return library, None
-    for i in (i for i in users[::-1] if i < inside and not stack[i][2].endswith(">")):  # a comprehension is its line
+    for i in (i for i in users[::-1] if i < inside and not stack[i][2].endswith(">")):  # a comprehension: its line
         caller = stack[next(j for j in users if j > i)]
         if _is_callback(stack, i) or (not makes_batch and loop.is_aside(caller)):
             return library, _Call(caller, _display_name(stack[i][2]), "aside")
@@ -212,7 +212,7 @@ def _function(spot: Spot) -> Function:
 
 
 def _is_callback(stack: Stack, i: int) -> bool:
-    """Whether frame `i` is a function of the user's that a trainer calls beside its steps."""
+    """Whether frame `i` is a function of the user's code that a trainer calls as a callback."""
     return bool(
         owners[stack[i][0]] is Owner.USER and _CALLBACK.search(stack[i][2]) and owners[stack[i + 1][0]] is Owner.LIBRARY
     )
@@ -239,7 +239,7 @@ def _is_beside(spot: Spot) -> bool:
 def callee_of(frames: Sequence[Spot]) -> str:
     """The library's function that a user's line has called, as a user writes it; `frames` go from the line inwards.
 
-    That is the outermost public one, else the outermost. Empty where there is none, and for PyTorch's own functions,
+    That is the outermost public one, else the outermost. Empty if there is none, and for PyTorch's own functions,
     which compute.
     """
     library = [spot for spot in frames if owners[spot[0]] is Owner.LIBRARY and "<" not in spot[2]]
@@ -268,7 +268,7 @@ def _module(file: str) -> str:
 
 
 def _public_name(module: str, function: str) -> str:
-    """From the first package, from the outermost inwards, that holds it: `sklearn.metrics.roc_auc_score`."""
+    """The name in the outermost package that holds the function: `sklearn.metrics.roc_auc_score`."""
     top, parts = function.partition(".")[0], module.split(".")
     for count in range(1, len(parts) + 1):
         package = ".".join(parts[:count])
@@ -286,7 +286,8 @@ def _choose(
 ) -> Sequence[_Call | None]:
     """One call for each stack: the user's function, or the library's call that has nearly all of its samples.
 
-    Where a line and its calls take time, the longest stands for all. `inner`: the user's innermost line of each stack.
+    If a line and its calls take time, the one with most samples is named for all. `inner`: the user's innermost line of
+    each stack.
     """
     counts: Counter[_Call] = Counter()
     inside: Mapping[_Call, Counter[Spot]] = defaultdict(Counter)

@@ -29,7 +29,7 @@ from gpulab.store.run_format import ARRIVAL, Arrivals
 
 JOB = "GPULAB_JOB"  # set by `gpulab record` for the ranks that a script starts itself
 UNNAMED = "none"  # torchrun's default id of a job
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # by torchrun --standalone; its first 8 digits suffice
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # of torchrun --standalone; its first 8 digits suffice
 
 _RANKS: tuple[tuple[Launcher, str, str, str], ...] = (  # variables: the rank, the number of ranks, the rank on the node
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -58,7 +58,7 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
 
 
 class RunOfJob:
-    """The job of one run of this process. A rank may record several runs; the n-th of each rank belong together."""
+    """The job of one run of this process. A rank may record several; the n-th runs of all ranks belong together."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -74,7 +74,7 @@ class RunOfJob:
         return job if self._number == 1 else replace(job, id=f"{job.id}.run{self._number}")
 
 
-_begun: Counter[str] = Counter()  # runs, by job
+_begun: Counter[str] = Counter()  # number of runs, by job
 
 
 def cluster_id(environment: Mapping[str, str] = os.environ) -> str:
@@ -102,7 +102,7 @@ def _job(environment: Mapping[str, str], rank: int, launcher: Launcher, size: in
 
 
 def _from_torch() -> tuple[int, int] | None:
-    """Rank and number of ranks of the default group; None where there is none, or no torch was imported."""
+    """Rank and number of ranks of the default group; None if there is no such group, or torch is not imported."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -216,7 +216,7 @@ def keep_few(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def arrivals(environment: MutableMapping[str, str] = os.environ) -> Arrivals:
-    """The arrivals at the newest collectives on the host, in order; empty where PyTorch does not record them."""
+    """The arrivals at the newest collectives on the host, in order; empty if PyTorch does not record them."""
     nothing: Arrivals = np.empty(0, ARRIVAL)
     bindings: Any = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(bindings, "_dump_fr_trace_json", None)

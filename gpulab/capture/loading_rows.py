@@ -17,7 +17,7 @@ import numpy as np
 
 from gpulab.run import Batches, Int64
 
-FETCH = (  # where transforms were not timed, their times are -1, and part of reading
+FETCH = (  # if transforms were not timed, their times are -1 and part of reading
     "start_ns",
     "end_ns",
     "read_ns",
@@ -43,7 +43,7 @@ _ON, _THREADS = 0, 1
 class Rows:
     """A ring of the newest rows of `width` numbers, as many as fit into `words`. Only one process writes to it.
 
-    `count` also counts rows that newer ones have replaced.
+    `count` includes rows that newer rows have replaced.
     """
 
     def __init__(self, words: memoryview, width: int) -> None:
@@ -55,7 +55,7 @@ class Rows:
 
     @classmethod
     def here(cls, width: int, most: int) -> Rows:
-        """In memory of this process, which takes no space before it is written to."""
+        """Rows in memory of this process, which takes no space before it is written to."""
         return cls(np.zeros(1 + most * width, np.int64).data, width)
 
     @property
@@ -68,11 +68,11 @@ class Rows:
         self._words[0] = count + 1
 
     def between(self, first: int, last: int) -> Int64:
-        """A copy of rows `first` to `last` - 1, without those that newer ones have replaced."""
+        """A copy of rows `first` to `last` - 1, without those that newer rows have replaced."""
         return self._table[np.arange(max(first, last - self.most), last) % self.most]
 
     def numbered(self, numbers: Int64) -> Int64:
-        """The rows with these numbers; -1 in all columns of one that is not there."""
+        """The rows with these numbers; -1 in all columns of a missing row."""
         is_there = (numbers >= max(0, self.count - self.most)) & (numbers < self.count)
         return np.where(is_there[:, None], self._table[numbers % self.most], -1)
 
@@ -104,7 +104,7 @@ class SharedRows:
 
     @property
     def threads(self) -> int:
-        """How many threads an operator in a worker uses at most; 0: no worker has said it yet."""
+        """How many threads an operator in a worker uses at most; 0 if no worker has reported it yet."""
         return self._words[_THREADS]
 
     def add_threads(self, count: int) -> None:
@@ -147,7 +147,7 @@ def _new(size_bytes: int) -> Any:
 def batches_of(tables: list[Int64], origin_ns: int, now_ns: int, most: int) -> tuple[Batches | None, int]:
     """The newest `most` rows of `BATCH` in order of arrival, on a clock that starts at `origin_ns`, and the excess.
 
-    None where nothing was timed.
+    None if nothing was timed.
     """
     rows = np.concatenate(tables) if tables else np.empty((0, len(BATCH)), np.int64)
     column: dict[str, Int64] = dict(zip(BATCH, rows.T, strict=True))
@@ -166,7 +166,7 @@ def batches_of(tables: list[Int64], origin_ns: int, now_ns: int, most: int) -> t
 
 
 def _share_out(column: dict[str, Int64]) -> None:
-    """Split the reading time of batches whose transforms were not timed as in the worker's last one where they were."""
+    """Split the reading time of batches with untimed transforms as in the worker's previous batch with timed ones."""
     for worker in np.unique(column["worker"]).tolist():
         mine = np.flatnonzero(column["worker"] == worker)
         is_timed = column["transform_ns"][mine] >= 0
@@ -177,7 +177,7 @@ def _share_out(column: dict[str, Int64]) -> None:
             share = column[part][at] / np.maximum(column[part][at] + column[rest][at], 1) if at is not None else 0.0
             column[part][untimed] = (share * both).astype(np.int64)
             column[rest][untimed] = both - column[part][untimed]
-        cpu = column["read_cpu_ns"][untimed] + column["transform_cpu_ns"][untimed]  # of each part at most its wall time
+        cpu = column["read_cpu_ns"][untimed] + column["transform_cpu_ns"][untimed]  # each at most its wall time
         least, most = np.maximum(cpu - column["read_ns"][untimed], 0), column["transform_ns"][untimed]
         column["transform_cpu_ns"][untimed] = np.clip(column["transform_cpu_ns"][untimed], least, most)
         column["read_cpu_ns"][untimed] = cpu - column["transform_cpu_ns"][untimed]

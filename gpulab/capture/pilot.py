@@ -38,26 +38,26 @@ from gpulab.run import Missing, Phase, Settings, Steps
 from gpulab.tape.marks import NEVER, Kind, Tape, mark_cost_ns
 from gpulab.tape.step_finder import StepFinder
 
-# A cell that evaluates first will still train.
+# Code that matches will train, even if it evaluates first.
 TRAINING = r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("
 
 BEFORE_STEPS = "before the first step"
-PASSED_BY = 16  # requests within a generator that an ending run lets pass; after these, code that only loads ends too
+PASSED_BY = 16  # requests within a generator that an ending run lets pass; then even code that only loads ends
 RARE = frozenset((Kind.ITER, Kind.ITERATOR, Kind.END, Kind.HAND))  # marks that are always acted on
 LEARNED_AFTER = 8  # steps in which every mark is acted on, to learn the loop's lines
-LONGEST = 3_000  # marks to wait at most, as so many are then read at once
+LONGEST = 3_000  # marks to wait at most, because all of them are then read at once
 
-_running: list[Pilot] = []  # those in this process, innermost last: `gpulab.step()` finds them here
+_running: list[Pilot] = []  # pilots of this process, innermost last: `gpulab.step()` finds them here
 
 
 def mark_step() -> None:
-    """Mark the end of a step by hand, where neither a DataLoader nor an optimizer tells. Does nothing outside a run."""
+    """Mark the end of a step by hand, if neither a DataLoader nor an optimizer shows it. Does nothing outside a run."""
     if _running:
         _running[-1].step()
 
 
 class _Terminated(Exception):
-    """The run was stored because the process is to end; the user's code may go on without being measured."""
+    """The run was stored because the process must end; the user's code may go on without being measured."""
 
 
 class Pilot:
@@ -109,7 +109,7 @@ class Pilot:
         self.facts: TrainingFactsReader | None = None
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
-        self.steps_done = 0  # when it last acted
+        self.steps_done = 0  # at the last action
         self._starting_workers = 0  # of a loader that has returned no batch yet
         self.events = StepEvents() if on_gpu else None
         self.peaks: PeakMemory | None = None  # of a GPU's memory
@@ -191,7 +191,7 @@ class Pilot:
             self._hook_modules(True)
 
     def terminate(self) -> None:
-        """Call it now, on the training thread."""
+        """Call the function of `terminate_soon` now, on the training thread."""
         write, self._terminate = self._terminate, None
         if write is not None and self.fault is None:
             self.tape.note(Kind.STOP, 0)
@@ -208,14 +208,14 @@ class Pilot:
             self.give_up_or_raise(e)
 
     def give_up_or_raise(self, error: Exception) -> None:
-        """Handle an error that a mark raised: a fault of gpulab must not become the user's."""
+        """Handle an error that a mark raised: an error in gpulab must not reach the user's code."""
         if death(str(error)) is not None:  # torch's signal handler raises at any line of the main thread
             raise error
         if self.fault is None:
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """Stop measuring after a fault of gpulab; the run ends with what was measured before."""
+        """Stop measuring after an error in gpulab; the run ends with what was measured before."""
         self.tape.note(Kind.STOP, 0)
         self.fault = error
         reason = f"gpulab failed while measuring ({type(error).__name__}: {error})"
@@ -245,7 +245,7 @@ class Pilot:
             self._sleep()
 
     def _act(self, t_ns: int, kind: int, argument: int, subject: Any, *, in_time: bool) -> None:
-        """`in_time`: a step that has ended since it acted last has ended at this very mark."""
+        """`in_time`: if a step has ended since the last action, it has ended at this very mark."""
         match kind:
             case Kind.ITER | Kind.ASK:
                 self._request(t_ns, argument, subject[0], fresh=kind == Kind.ITER)
@@ -307,7 +307,7 @@ class Pilot:
             self._hook_modules(False)
 
     def _exhausted(self, error: object) -> None:
-        """An iterator raised `error` in place of a batch: StopIteration, or that a worker died."""
+        """An iterator raised `error` in place of a batch: StopIteration, or the error of a dead worker."""
         self._expects_batch = False
         self.loaders.exhausted(self._loader)
         if isinstance(error, RuntimeError):
@@ -320,7 +320,7 @@ class Pilot:
             raise StopRun(self._capture)
 
     def module_call(self, module: object) -> None:
-        """A module is called before anything that makes steps: perhaps code without steps, to be traced from here."""
+        """A module is called before anything that makes steps: perhaps the code has none, and is traced from here."""
         if self.fault is not None:
             return
         try:
@@ -367,7 +367,7 @@ class Pilot:
             self._ends = kind
             self._at_boundary(t_ns)
             touched = self._boundary(finder)
-        elif finder.count > self.steps_done:  # the boundary lies behind, and nothing was to be done there
+        elif finder.count > self.steps_done:  # the boundary has passed, and there was nothing to do at it
             self.steps_done = finder.count
         elif phases.profiling:
             touched = phases.end_overdue(stepless=self.stepless)
@@ -378,7 +378,7 @@ class Pilot:
         return perf_counter_ns()
 
     def _at_boundary(self, t_ns: int) -> None:
-        """A step may end here: read what the devices say at its end."""
+        """A step may end here: read the devices at its end."""
         self._mark_device(t_ns)
         if self.peaks is not None:
             self.peaks.at_step()
@@ -420,7 +420,7 @@ class Pilot:
             self.cores.after_profiler()
 
     def _mark_device(self, t_ns: int) -> None:
-        """A step ends or begins here: an event will tell when the GPU arrived."""
+        """A step ends or begins here: an event records when the GPU arrives."""
         if self.events is not None:
             self.events.mark(t_ns)
 
@@ -429,7 +429,7 @@ class Pilot:
         return self.steps_done >= limit and (self.reader.finder.trains or not self._will_train)
 
     def _end_soon(self) -> None:
-        """End the run here; where steps end within `Optimizer.step`, at the next call, so that a scheduler can step."""
+        """End the run here or, if steps end within `Optimizer.step`, at the next call, so that a scheduler can step."""
         self._ending = True
         self.tape.note(Kind.STOP, 0)
         if not self.reader.finder.optimizer_ends_steps:
@@ -437,7 +437,7 @@ class Pilot:
         self._hook_modules(True)
 
     def _leave(self) -> None:
-        """End the run here; where that would end a generator of the user's, at the loop's next call."""
+        """End the run here or, if that would end a generator of the user's code, at the loop's next call."""
         self._ending = True
         self.tape.note(Kind.STOP, 0)
         if self._passed_by == PASSED_BY or not inside_generator(self._outside):
@@ -453,7 +453,7 @@ class Pilot:
         self.tape.note(Kind.PHASE, Phase.WARMUP)
 
     def _meet_loader(self, number: int, owner: Any) -> None:
-        """A loader gets its first request, or begins anew: it may be the one that feeds the steps."""
+        """A loader gets its first request, or begins anew: it may be the loader that feeds the steps."""
         described = self.loaders.add(number, owner, self.reader.finder.feeder)
         if described is not None and not self.steps_done:
             self.loaders.record = described
@@ -471,8 +471,8 @@ class Pilot:
 class ShortRun(Pilot):
     """Finds the steps of a `with` block and ends it after `step_limit` of them.
 
-    `on_gpu`: its steps are timed on the GPU, too, which is waited for at the end. Afterwards `steps` are all steps,
-    unless there is a `fault` of gpulab. Exceptions pass, except the one that ends the block.
+    `on_gpu`: its steps are also timed on the GPU, which is synchronized at the end. Afterwards `steps` are all steps,
+    unless gpulab failed (`fault`). Exceptions propagate, except the one that ends the block.
     """
 
     def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False) -> None:

@@ -44,13 +44,13 @@ class Order(Struct, frozen=True):
     uuid: str | None
 
 
-CORE_SHARE = 0.003  # of this process's time, at most, for readings of the thread, and as much for the machine
+CORE_SHARE = 0.003  # of this process's time, at most, for reading the thread; the same for the machine
 THREAD_APART_NS = 10_000_000
 MACHINE_APART_NS = 250_000_000
 
 
 class Cores:
-    """Reads how long the training thread had a core, and who else used them; nothing where the system does not tell."""
+    """Reads how long the training thread had a core, and what else used cores; nothing if that is unknown."""
 
     def __init__(self, order: Order) -> None:
         self._origin_ns = order.origin_ns
@@ -87,9 +87,9 @@ class Cores:
 
 
 def main(fields: dict[str, Any]) -> None:
-    """Read the meters until the parent asks for the end or is gone. `fields` are those of an `Order`."""
+    """Read the meters until the parent requests the end or is gone. `fields` are those of an `Order`."""
     order = Order(**fields)
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and `scancel` mean the training; this process ends after it
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and `scancel` are for the training; this process ends later
         signal.signal(number, signal.SIG_IGN)
     ended = threading.Event()
     threading.Thread(target=_await_input, args=(ended,), daemon=True).start()
