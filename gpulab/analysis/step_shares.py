@@ -127,8 +127,9 @@ def own_shares(facts: Facts) -> StepShares | None:
 
 
 def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> dict[str, float]:
-    """The profiler makes launches longer, but not kernels: the device's work takes as long as in profiled steps, and the
-    rest of an unprofiled step is divided among the causes of idling. "data_wait" keeps its share of the whole step.
+    """The profiler makes launches longer, but not kernels: the device's work takes as long as in profiled steps.
+
+    The rest of an unprofiled step is divided among the causes of idling. "data_wait" keeps its share of the whole step.
     """
     idle = max(0.0, 1 - sum(typical[part] for part in DEVICE_PARTS))
     waited = typical["data_wait"]

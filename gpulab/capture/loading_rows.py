@@ -1,6 +1,6 @@
 """Stores the times of batches as rows of integers, in the training process or in memory shared with workers.
 
-The shared memory is not in /dev/shm, whose space in containers is small and needed for batches. Where the system has no
+The shared memory is not in /dev/shm, whose space in containers is small and needed for batches. If the system has no
 such memory, a shared tensor of torch takes its place.
 """
 
