@@ -1,1 +1,1 @@
-"""What a change would bring, told before it is tried: replay of the measured window, and formulas where it ends."""
+"""Predict the effect of a change before it is tried: by replay of the measured window, and by formulas beyond it."""

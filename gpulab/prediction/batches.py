@@ -1,9 +1,9 @@
-"""Settings of the batches: how many workers make them and whether they stay, items kept in memory, another size.
+"""Predictions for settings of the batches: number of workers, persistent workers, cached items, batch size.
 
-Another size: T(B) = max(h, a + b·B) and M(B) = m0 + m1·B from short runs; of one run alone only a range.
+Batch size: T(B) = max(h, a + b·B) and M(B) = m0 + m1·B, fitted to short runs; one run alone allows only a range.
 
-Where a CPU computes and most of a step is the calls of its operators, one run tells a, too: calls cost the same for
-any batch, and so does the optimizer.
+On a CPU whose step is mostly calls of operators, one run also gives a: calls cost the same for any batch size, and so
+does the optimizer.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from gpulab.prediction.step import (
 )
 from gpulab.run import Run, StepFlag
 
-# Share of a step: data that are waited for less long can hardly be gained or told. Ours.
+# Share of a step: a shorter wait for data can hardly be saved or measured. Ours.
 SMALL_WAIT = 0.03
-# Of max(computing, loading): it leaves out how the two hinder each other. Ours.
+# Of max(computing, loading), which ignores how the two slow each other down. Ours.
 WORKERS_SD = 0.05
 CACHE_SD = 0.04  # ours
-# µs to start and end workers, in all and for each. With an empty dataset: 67 and 39 ms for one, 95 and 46 for two,
-# 154 and 76 for four, on two machines of two cores each, 2026; these lie between the two.
+# µs to start and end workers: fixed, and per worker. With an empty dataset: 67 and 39 ms for one, 95 and 46 for two,
+# 154 and 76 for four, on two machines of two cores each, 2026; the constants lie between the machines.
 BASE_US, EACH_US = 28_000.0, 16_000.0
-# µs where a worker is a new Python that imports torch. Ours, for two cores.
+# µs if a worker is a new Python process that imports torch. Ours, for two cores.
 SPAWNED_US = 2_000_000.0
-# Steps: in shorter epochs the short runs of a comparison hold the start of one. Ours.
+# Steps: with shorter epochs, the short runs of a comparison contain the start of an epoch. Ours.
 SHORT_EPOCH = 32
-# Of what is left: the processes' exit may go on beside the training. Ours.
+# Of the remaining time: the processes may still exit during the training. Ours.
 RESTART_SD = 0.04
 FIT_SD = 0.03  # of a short run's median step; ours
-# More time, for each doubling past the sizes that were run, beside what the slope leaves open: caches. Ours.
+# Extra time for each doubling beyond the measured sizes, on top of the uncertainty of the slope: caches. Ours.
 BEYOND_SD = 0.05
-# Times the time of the line: further off nothing is said with one more figure. Ours.
+# Times the time of the line: a wider range carries no information. Ours.
 MOST_OFF = 20.0
-# Highest over lowest: the middle of a wider range is no estimate. Ours.
+# Highest over lowest: the middle of a wider range is not an estimate. Ours.
 ONLY_A_RANGE = 3.0
-# Share of a step in operator calls from which on they decide; below it, growth with the batch is not known. Ours.
+# Share of a step in operator calls from which on they dominate; below it, growth with the batch is unknown. Ours.
 MOSTLY_CALLS = 0.5
 
-_CROWDED = 0.05  # ours, of a batch's time without a core, from which on the words say "on a free core"
+_CROWDED = 0.05  # ours: share of a batch's time without a core from which on the text says "on a free core"
 
 
 def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
@@ -85,10 +85,10 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
 
 
 def _restarting(projection: Projection, workers: int) -> dict[str, Any]:
-    """What each epoch's start adds to a step, for a projection without workers so far.
+    """What the start of each epoch adds to a step, for a projection without workers so far.
 
     Training waits for the first batch, and workers that are not persistent are started. In long epochs a typical step,
-    which is what comparisons measure, does not show it: there it only widens the range.
+    as comparisons measure it, does not contain this time: then it only widens the range.
     """
     loader = projection.today.run.loader
     if projection.today.workers or not workers or loader is None or not loader.length:
@@ -103,7 +103,7 @@ def _restarting(projection: Projection, workers: int) -> dict[str, Any]:
 
 
 def persistent_workers(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Persistent workers save what the first step of each epoch takes longer than others."""
+    """Persistent workers save the extra time of the first step of each epoch."""
     run = projection.today.run
     if not projection.workers:
         raise NoPrediction("there are no workers to keep")
@@ -111,7 +111,7 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
         raise NoPrediction("the cost of restarting workers each epoch is not known")
     if run.loader is not None and run.loader.remade:
         raise NoPrediction("the loop creates a new DataLoader each epoch, so workers cannot persist")
-    if projection.starting_us or projection.at_most_us:  # of workers that another setting brings
+    if projection.starting_us or projection.at_most_us:  # another setting adds workers
         return replace(projection, starting_us=0.0, at_most_us=0.0)
     start, length = epoch_start_us(run), run.loader.length if run.loader is not None else None
     if start is None or not length:
@@ -132,7 +132,7 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
 
 
 def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Items cached as they leave the dataset: reading and transforming are saved, collating remains."""
+    """Items are cached as they leave the dataset: reading and transforming are saved, collating remains."""
     if not is_on(value):
         return projection.as_it_is("there is no cache")
     today = projection.today
@@ -154,7 +154,7 @@ def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projec
 
 
 def _require_loader(projection: Projection) -> None:
-    """Raises NoPrediction without a loader. A trace has no record of it, but may show its wait."""
+    """Raises NoPrediction without a loader. A trace does not record the loader, but may show the wait for it."""
     if projection.today.run.loader is None and projection.today.facts.data_wait_us is None:
         raise NoPrediction("no DataLoader fed the steps")
     if projection.today.workers is None:
@@ -166,22 +166,22 @@ def _workers(count: int) -> str:
 
 
 def start_us(run: Run, workers: int) -> float:
-    """An estimate of what starting and ending so many workers takes, in µs."""
+    """Estimated time to start and end so many workers, in µs."""
     if not _forks(run):
         return SPAWNED_US * max(1.0, workers / (run.environment.usable_cores or workers))
     return BASE_US + workers * EACH_US
 
 
 def _forks(run: Run) -> bool:
-    """Whether Python starts processes by copying this one: on Linux, before Python 3.14."""
+    """Whether Python starts processes by forking: on Linux, before Python 3.14."""
     version = tuple(int(n) for n in run.environment.python.split(".")[:2] if n.isdigit())
     return run.environment.platform.startswith("Linux") and version < (3, 14)
 
 
 def epoch_start_us(run: Run) -> tuple[float, float] | None:
-    """What an epoch's first step and the time before it take beyond a usual step, and its standard error; in µs.
+    """The extra time of an epoch's first step and the time before it over a usual step, and its standard error, in µs.
 
-    Without pauses that have findings of their own (evaluation, saving). None without a second epoch.
+    Excludes pauses that have their own findings (evaluation, saving). None without a second epoch.
     """
     steps = run.steps
     first = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
@@ -196,14 +196,14 @@ def epoch_start_us(run: Run) -> tuple[float, float] | None:
 
 
 def first_batch_us(projection: Projection) -> float | None:
-    """How long the loop waits for an epoch's first batch with workers already running; None if not known."""
+    """How long the loop waits for an epoch's first batch with workers already running, in µs; None if unknown."""
     if projection.making is None or projection.today.facts.loading is None:
         return None
     return projection.making.batch_us + hand_off_us(projection.today)
 
 
 def epoch_us(today: Baseline, steps: float) -> float:
-    """So many steps with all that lies between them but the start of an epoch."""
+    """The time of so many steps with the time between them, except the start of an epoch, in µs."""
     run, rows = today.run, today.facts.selection.rows
     followed = rows[rows + 1 < len(run.steps)]
     followed = followed[(run.steps.flags[followed + 1] & StepFlag.EPOCH_START) == 0]
@@ -213,7 +213,7 @@ def epoch_us(today: Baseline, steps: float) -> float:
 
 
 class Line(Struct, frozen=True):
-    """a + b·B, but at least `floor`: below it the host's own time decides, not the batch."""
+    """a + b·B, but at least `floor`, the host's own time, which does not depend on the batch."""
 
     a: float
     b: float
@@ -225,9 +225,9 @@ class Line(Struct, frozen=True):
 
 
 def fitted(times: Mapping[int, float]) -> Line:
-    """Through at least two sizes. A smallest size that lies above the others' line is on the floor.
+    """The line through at least two sizes. If the smallest size lies above the line of the others, it sets `floor`.
 
-    Relative errors are minimized: a small batch counts as much as a large one. A step never shrinks with its batch.
+    Relative errors are minimized, so a small batch counts as much as a large one. A step never shrinks with its batch.
     """
     sizes = sorted(times)
     line = _through({size: times[size] for size in sizes})
@@ -252,7 +252,7 @@ def _through(times: Mapping[int, float]) -> Line:
 
 
 def batch_size(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Samples of a step; the ratio is of the time per sample."""
+    """A different number of samples per step; the ratio compares time per sample."""
     size, before = at_least(1, value), size_before(projection, evidence)
     if size == before:
         return projection.as_it_is("the batch size is already that")
@@ -276,10 +276,10 @@ def batch_size(projection: Projection, value: str, evidence: PriorEvidence) -> P
 
 
 def _slope_range(times_us: Mapping[int, float], line: Line, size: int, sd: float) -> tuple[float, float]:
-    """Factors on the line's time at `size`: as far as the slope may be off, where each time is off by `sd`.
+    """Factors on the line's time at `size` for the uncertainty of the slope, if each time has deviation `sd`.
 
-    Least squares with weights 1 / time; a step of a larger batch takes no less than the largest that was run, and one
-    of a smaller batch no more than the smallest.
+    Least squares with weights 1 / time. A step with a larger batch takes no less than that of the largest measured
+    size, a step with a smaller batch no more than that of the smallest.
     """
     at = line.at(size)
     sizes = np.array(list(times_us), np.float64)
@@ -295,7 +295,7 @@ def _slope_range(times_us: Mapping[int, float], line: Line, size: int, sd: float
 
 
 def size_before(projection: Projection, evidence: PriorEvidence) -> int:
-    """As the code has it. Raises NoPrediction."""
+    """The batch size in the code. Raises NoPrediction if unknown."""
     loader = projection.today.run.loader
     before = evidence.values_before.get("batch_size", "")
     if before.isdigit() and int(before):
@@ -314,7 +314,8 @@ def _memory_ratio(evidence: PriorEvidence, size: int, before: int) -> float | No
 
 
 def _range(projection: Projection, scale: float) -> Projection:
-    """Time per sample stays what it is, time per step is shared by more samples: at best all but loading."""
+    """A range: time per sample is unchanged, time per step is shared by more samples. At best, all time except loading
+    is."""
     today = projection.today
     calls = _calls_share(today)
     if calls is not None and calls >= MOSTLY_CALLS:
@@ -333,7 +334,7 @@ def _range(projection: Projection, scale: float) -> Projection:
 
 
 def _calls_share(today: Baseline) -> float | None:
-    """Of a profiled step on a CPU the calls of operators and the optimizer; None where no trace tells."""
+    """Share of operator calls and the optimizer in a profiled step on a CPU; None if no trace shows it."""
     host, updating = today.facts.host, today.facts.optimizer_us
     if host is None:
         return None
@@ -346,7 +347,8 @@ def _calls_share(today: Baseline) -> float | None:
 
 
 def _of_calls(projection: Projection, scale: float, calls: float) -> Projection:
-    """Operator calls are shared by more samples; the larger the rest of a step is, the more of it grows with them."""
+    """Operator calls are shared by more samples; the rest of a step grows with the samples, the more so the larger it
+    is."""
     fixed = 1 - (1 - calls) ** 2
     likely, *ends = (f + (1 - f) * scale for f in (fixed, 1.0, calls))
     words = f"{percent(calls)} of a step is operator calls and optimizer, which do not grow with the batch"

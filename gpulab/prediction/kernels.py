@@ -1,13 +1,14 @@
-"""Settings of the computing: number formats, attention, a compiled model, the optimizer.
+"""Predictions for settings of the computing: number formats, attention, a compiled model, the optimizer.
 
 Number formats by Amdahl over the classes of kernels: matrix products gain the ratio of the peaks, at most. Kernels that
-move data gain half, for they move half the bytes; what autocast keeps in fp32 and the optimizer nothing. Played again
-in the window: a step that waits for its launches gains nothing (definitions.md, "Mixed precision").
+move data gain half, because they move half the bytes; operators that autocast keeps in fp32 and the optimizer gain
+nothing. The window is replayed with these times: a step that waits for its launches gains nothing (definitions.md,
+"Mixed precision").
 
-How many bytes an update of the optimizer moves, fused and not, says `analysis.optimizer_work`. What moving them costs
-is read off its own operators. On a CPU `aten::mul_` in place reads and writes 8 bytes of each parameter: a fused Adam
-moves 28, so it takes 3.5 times as long as one `mul_` over all parameters, less what it costs to begin each of those
-operators: a fused step begins once. On a GPU the work that the update launches takes less time as it moves less.
+`analysis.optimizer_work` says how many bytes an update of the optimizer moves, fused and not. The cost of moving them
+is read from its own operators. On a CPU, `aten::mul_` in place reads and writes 8 bytes of each parameter: a fused Adam
+moves 28, so it takes 3.5 times as long as one `mul_` over all parameters, minus the cost to begin each of those
+operators, because a fused step begins once. On a GPU, the time of the update's work scales with the bytes it moves.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ from gpulab.run import Float64, Int64
 from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.labels import OPERATORS, labels
 
-# Bytes of each parameter that an update moves which PyTorch cannot fuse: about four operators. Ours.
+# Bytes per parameter moved by an update that PyTorch cannot fuse: about four operators. Ours.
 OTHER_BYTES = 40
-# Shares of the host's time in an update of many launches that one fused call, and one sum of gradients, leave. Ours.
+# Of the host's time in an update of many launches: the shares that one fused call, and one sum of gradients, take.
+# Ours.
 FUSED_HOST, ASIDE_HOST = 0.2, 0.1
-# µs of an update's own Python, and of gathering each tensor. Measured: 40 to 100, and 1 to 3.
+# µs of an update's own Python, and to gather each tensor. Measured: 40 to 100, and 1 to 3.
 PYTHON_US, PER_TENSOR_US = 60.0, 1.5
 # µs to begin one operator on a CPU under the profiler, at most. Here: 2 to 4.
 BEGIN_US = 4.0
-# Times the fused step on a CPU, least and most: how far off its estimate may be. Ours.
+# Lowest and highest factor on the estimated fused step on a CPU. Ours.
 FUSED_DOUBT = (0.6, 1.6)
 FUSED_SD, ACCUMULATE_SD = 0.06, 0.03  # ours
-# Times a step on a GPU that compiling may make it: definitions.md, "Anchors", an 8B model 0.94× as fast.
+# Highest factor of compilation on a step on a GPU: definitions.md, "Anchors", an 8B model 0.94× as fast.
 COMPILED_SLOWER = 1.07
-# Share of the time of kernels that only move data that remains where they are fused. Ours.
+# Share of the time of kernels that only move data that remains after fusion. Ours.
 FUSED_AWAY = 0.3
-# Of a matrix product in 16 bits at least: it reads and writes half the bytes, whatever its units do.
+# Least speedup of a matrix product in 16 bits: it reads and writes half the bytes, whatever units compute it.
 LEAST_GAIN = 2.0
 PRECISION_SD = 0.08  # ours
 
@@ -52,7 +54,8 @@ _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
 
 def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Flash or memory-efficient attention does not write the attention matrix: kernels that only move it are saved."""
+    """Flash or memory-efficient attention does not write the attention matrix, which saves the kernels that only move
+    it."""
     timeline = projection.today.run.timeline
     plain = None if timeline is None else labels(timeline).named(_MATH_ATTENTION.__eq__)
     if timeline is None or plain is None or not plain.any():
@@ -90,14 +93,14 @@ def _ranged(projection: Projection, low: float, high: float, words: str) -> Proj
 
 
 def _played_ratio(projection: Projection, mask: np.ndarray, remains: float) -> float:
-    """Of the window in which that share of the chosen rows of the device's work remains."""
+    """The ratio of the replayed window to the measured one if the device work in `mask` takes `remains` of its time."""
     work = projection.today.work
     factor = np.ones(len(work.timeline))
     factor[work.rows[mask]] = remains
     return projection.today.played_with_us(Changes(device_factor=factor)) / projection.today.played.step_us
 
 
-MOVED = 0.5  # of the bytes remain
+MOVED = 0.5  # share of the bytes that remains
 _FULL_PRECISION = re.compile(r"softmax|layer_?norm|nll|loss|exp|pow", re.IGNORECASE)  # autocast keeps these in fp32
 
 
@@ -124,7 +127,7 @@ def amp(projection: Projection, value: str, evidence: PriorEvidence) -> Projecti
 
 
 def tf32(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """fp32 matrix products on the matrix units, with fewer digits."""
+    """fp32 matrix products on the tensor cores, with fewer digits."""
     if not projection.today.on_gpu:
         raise NoPrediction("TF32 is a number format of NVIDIA's GPUs")
     if not is_on(value):
@@ -139,7 +142,7 @@ def tf32(projection: Projection, value: str, evidence: PriorEvidence) -> Project
 
 
 def _between(projection: Projection, best: Float64, least: Float64, words: str) -> Projection:
-    """The likely gain is the geometric mean of both; the interval spans them."""
+    """The likely gain is the geometric mean of `best` and `least`; the interval spans both."""
     work, gains = projection.today.work, []
     for of_rows in (best, np.sqrt(best * least), least):
         factor = np.ones(len(work.timeline))
@@ -159,9 +162,9 @@ def _peaks(projection: Projection) -> Peaks:
 
 
 def _classes(projection: Projection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which rows of the device's work are matrix products of 32 bits, of TF32, and kernels that move data.
+    """Which rows of the device's work are fp32 matrix products, TF32 matrix products, and kernels that move data.
 
-    The name of a kernel tells whether its data has 16 bits already.
+    The name of a kernel shows whether its data already has 16 bits.
     """
     work = projection.today.work
     names = work.names_of(work.rows)
@@ -178,10 +181,10 @@ ASIDE_BYTES = bytes_of(ADD)  # the knob's own sum of gradients
 
 
 class Inside(Struct, frozen=True):
-    """An optimizer's step, per step of training; `time_us` is of the unprofiled ones.
+    """An optimizer's step, per step of training; `time_us` comes from the unprofiled steps.
 
-    `pass_us` is one operator's pass over all parameters on a CPU, None where none was seen, and `pass_bytes` what it
-    moves of each.
+    `pass_us` is one operator's pass over all parameters on a CPU, None if the trace has no such operator; `pass_bytes`
+    is what it moves per parameter.
     """
 
     work: OptimizerWork
@@ -192,14 +195,14 @@ class Inside(Struct, frozen=True):
 
 
 def _inside(today: Baseline) -> Inside:
-    """Raises NoPrediction where the trace shows no optimizer."""
+    """The optimizer's step of the run. Raises NoPrediction if the trace shows no optimizer."""
     timeline, account, time = today.run.timeline, today.facts.breakdown, today.facts.optimizer_us
     work = today.facts.optimizer
     if timeline is None or account is None or time is None or work is None or not len(work.step_times):
         raise NoPrediction("the trace has no optimizer step")
     plain = work.name == "SGD" and not work.has_momentum
     name = "aten::add_" if plain else "aten::mul_"
-    once = 2 if work.name == "AdamW" else 1  # the decay and the mean of squares; the others have one
+    once = 2 if work.name == "AdamW" else 1  # AdamW: decay and mean of squares; others: one
     windows = account.host_windows
     spans = labels(timeline)
     rows = np.flatnonzero(spans.of(*OPERATORS) & spans.named(name.__eq__))
@@ -216,10 +219,10 @@ def _inside(today: Baseline) -> Inside:
 
 
 def _moving_us(duration_ns: Int64, steps: int) -> float | None:
-    """The time of a step's operators, each at its median over the steps, so that interruptions do not count.
+    """The time of a step's operators, each at its median over the steps, to ignore interruptions.
 
-    The cheapest one shows what it costs to begin an operator, which is subtracted from each. They run in the same order
-    in each step; where their number differs, the median operator stands for all.
+    The cheapest operator shows the cost to begin an operator, which is subtracted from each. They run in the same order
+    in each step; if their number differs between steps, the median operator is used for all.
     """
     if not len(duration_ns):
         return None
@@ -278,19 +281,20 @@ def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> P
 
 
 def _overhead_us(inside: Inside) -> float:
-    """The fixed cost on a CPU of one call for all parameters, however small they are."""
+    """The fixed cost on a CPU of one call for all parameters, independent of their size."""
     return PYTHON_US + PER_TENSOR_US * inside.tensors
 
 
 def _moved_bytes(work: OptimizerWork) -> int:
-    """Of each parameter by the update as it is."""
+    """Bytes per parameter that the current update moves."""
     if work.update_bytes is None:
         return OTHER_BYTES
     return work.update_bytes.fused_bytes if work.style == "fused" else work.update_bytes.unfused_bytes
 
 
 def _scaled(today: Baseline, inside: Inside, *, device: float, host: float) -> Changes:
-    """The work that the optimizer launched, and the host's time in it, as shares that remain."""
+    """Changes that scale the work launched by the optimizer to `device`, and the host's time in it to `host`, as
+    shares."""
     work, update_times = today.work, inside.work.step_times
     launched = work.call >= 0
     theirs = work.rows[launched][covers(update_times, work.timeline.start_ns[work.call[launched]])]

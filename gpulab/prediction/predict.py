@@ -1,7 +1,7 @@
 """All predictions from one run: the gain of a setting of the knobs, or of an edit that leaves something out.
 
 An edit leaves out a wait for the device, a save, logging, or garbage collection. The window is replayed without a wait.
-A pause is subtracted from all counted steps and the time between them, for few pauses fall into the profiled steps.
+A pause is subtracted from all counted steps and the time between them, because few pauses fall into profiled steps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gpulab.prediction.step import Z_975, Baseline, NoPrediction, Projection, pl
 from gpulab.run import Int64, Timeline
 from gpulab.timeline.labels import WAITS, What, labels
 
-CLEARLY = 1.25  # ratio, up or down; ours, more than most knobs bring
-WIDEST = 5.0  # times, from end to end of a range that holds the speed of now; ours: four times the batch has 4.3
+CLEARLY = 1.25  # ratio, up or down; ours: more than the gain of most knobs
+WIDEST = 5.0  # highest over lowest, for a range that includes the current speed; ours: 4 × the batch has 4.3
 
 Memory = Literal["unchanged", "predicted", "unknown"]
 
 
 class Formula(Struct, frozen=True):
-    """What one knob does to a step, and to the GPU's memory: `predicted` by the projection itself."""
+    """What one knob does to a step, and to the GPU's memory; `predicted` means that the projection has the memory."""
 
     apply: Callable[[Projection, str, PriorEvidence], Projection]
     memory: Memory = "unknown"
@@ -39,8 +39,8 @@ class Formula(Struct, frozen=True):
 _CHECKS = "try it: the finding says what the check takes, and only a run shows that nothing else takes its place"
 _OF_RANKS = "try it: only a run shows how much communication the ranks overlap with computing"
 
-# By knob, in the order in which they are asked: what changes the making of data before what rests on it. A text in
-# place of a formula is the reason why nothing can be predicted.
+# By knob, in order of application: first knobs that change how data are made, then knobs that depend on it. A text in
+# place of a formula is the reason why there is no prediction.
 PREDICTORS: dict[str, Formula | str] = {
     "cache": Formula(batches.cache, "unchanged"),
     "workers": Formula(batches.workers, "unchanged"),
@@ -69,10 +69,10 @@ _ORDER = {name: place for place, name in enumerate(PREDICTORS)}
 
 
 class Predictor:
-    """Predictions from one run, which share the analysis of its step.
+    """Predictions from one run, sharing the analysis of its step.
 
-    None of them raises: `Prediction.refused` says why nothing is predicted. `refusal`: why nothing is for any change;
-    empty where the run's step is known.
+    Predictions never raise: `Prediction.refused` says why there is none. `refusal`: why no change can be predicted;
+    empty if the run's step is known.
     """
 
     def __init__(self, facts: Facts, evidence: PriorEvidence = NOTHING) -> None:
@@ -85,9 +85,9 @@ class Predictor:
             self.refusal = str(why)
 
     def of(self, settings: Mapping[str, str]) -> Prediction:
-        """What these settings would bring.
+        """The predicted effect of these settings.
 
-        The interval is the formula's own, made wider or narrower by the errors of `knob_names(settings)`.
+        The interval of the formula is widened or narrowed by the errors of `knob_names(settings)`.
         """
         try:
             predicted = self._projected(settings)
@@ -96,7 +96,7 @@ class Predictor:
         return _telling(recalibrated(predicted, self._evidence.errors.get(knob_names(settings), ())))
 
     def _projected(self, settings: Mapping[str, str]) -> Prediction:
-        """Raises NoPrediction, also where the step has to be played again and the GPU's work was not recorded."""
+        """Raises NoPrediction, also if a replay is needed but the GPU's work was not recorded."""
         if self._plan is None:
             raise NoPrediction(self.refusal)
         projection, memories = self._plan, set()
@@ -127,11 +127,11 @@ class Predictor:
         )
 
     def without(self, removal: Removal, times: Intervals, key: str = "") -> Prediction:
-        """What leaving out that time would bring: the settings are empty, for no knob does it.
+        """The predicted effect of leaving out `times`; its settings are empty, because no knob does it.
 
-        `times`: what falls away, [n, 2] in ns by the run's clock; of waits, the calls in it no longer wait. The ratio
-        is of the time of the whole loop, what lies between steps included. `key`: of the finding, under which errors
-        of earlier such predictions are known.
+        `times`: the removed time, [n, 2] in ns by the run's clock; for waits, the calls in it no longer wait. The ratio
+        compares the time of the whole loop, including time between steps. `key`: key of the finding, under which the
+        errors of earlier such predictions are stored.
         """
         try:
             if not len(times):
@@ -146,12 +146,13 @@ class Predictor:
 
 
 def predict(facts: Facts, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
-    """What these settings would bring to that run: one prediction of a `Predictor`."""
+    """The predicted effect of these settings on the run: one prediction of a `Predictor`."""
     return Predictor(facts, evidence).of(settings)
 
 
 def _telling(prediction: Prediction) -> Prediction:
-    """The same, refused if its range is of no use: clearly faster to clearly slower, or wide around today's time."""
+    """The prediction, or a refusal if its range is useless: clearly faster to clearly slower, or wide around today's
+    time."""
     assert prediction.interval is not None, "a refused one has returned before"
     low, high = prediction.interval
     if low >= 1 or high <= 1 or ((low * CLEARLY > 1 or high < CLEARLY) and high <= WIDEST * low):
@@ -162,12 +163,12 @@ def _telling(prediction: Prediction) -> Prediction:
 
 
 def refusal(settings: Mapping[str, str], why: str) -> Prediction:
-    """A prediction that says only why there is none."""
+    """A prediction that only says why there is no figure."""
     return Prediction(dict(settings), None, None, "", refused=why)
 
 
 def knob_names(settings: Mapping[str, str]) -> str:
-    """Under which name the scoreboard keeps such predictions: "workers", "amp + workers"."""
+    """The scoreboard's name for such predictions: "workers", "amp + workers"."""
     return " + ".join(sorted(settings))
 
 
@@ -184,18 +185,19 @@ def _memory(projection: Projection, memories: set[Memory]) -> tuple[float | None
 
 # -- leaving something out ---------------------------------------------------------------------------------------------
 
-# Times the pause, and at most times what a CPU has to do beside it: that falls away too, for the pause had emptied its
-# caches. Least, likely and most. On planted cells of two machines, 2026: 0 to 0.45, median 0.08 and 0.17.
+# Extra gain as a factor on the pause (at most this factor on the CPU's other work), because the pause had emptied the
+# caches: least, likely, most. On planted cells of two machines, 2026: 0 to 0.45, median 0.08 and 0.17.
 COLD = (0.0, 0.1, 0.45)
-# Of the time in pauses, over the root of their number: how far a short run may be off. Ours.
+# Error of a short run, as a share of the time in pauses, divided by the square root of their number. Ours.
 FEW = 0.5
-# Of the time in pauses: what they cost beside it (a thread that goes on). Ours.
+# Of the time in pauses: their cost outside it (a thread that goes on). Ours.
 GONE_SD = 0.05
-REPLAY_SD = 0.03  # of a window played without some waits; ours
+REPLAY_SD = 0.03  # of a window replayed without some waits; ours
 
 
 def _without_pauses(today: Baseline, pauses: Intervals) -> Prediction:
-    """Over the counted steps, each up to the begin of the next; if no pause lies in them, over the traced ones.
+    """Without these pauses: over the counted steps, each up to the begin of the next; if they contain none, over traced
+    steps.
 
     The GPU's work in these steps remains.
     """
@@ -207,7 +209,7 @@ def _without_pauses(today: Baseline, pauses: Intervals) -> Prediction:
     whole = max(int((end - begin).sum()), round(least_ns))
     gone = max(0.0, min(whole - least_ns, float(each.sum())))
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
-    computed = 0.0 if today.on_gpu else today.compute_us / today.step.median  # of a step, by a CPU
+    computed = 0.0 if today.on_gpu else today.compute_us / today.step.median  # share of a step, for a CPU
     warmed = min(gone, rest * computed)
     ratio, low, high = (
         max(1.0, rest - cold * warmed) / (rest + max(0.0, by) * gone)
@@ -218,7 +220,7 @@ def _without_pauses(today: Baseline, pauses: Intervals) -> Prediction:
 
 
 def _busy_ns(today: Baseline) -> float:
-    """How long the GPU works in a typical step; 0 on a CPU."""
+    """How long the GPU works in a typical step, in ns; 0 on a CPU."""
     account = today.facts.breakdown
     if account is None or account.device_index is None or not account.steps:
         return 0.0
@@ -251,7 +253,7 @@ def _without_waits(today: Baseline, times: Intervals) -> Prediction:
 
 
 def _without_traced(today: Baseline, times: Intervals) -> Prediction:
-    """On a CPU nothing runs beside the training thread: what falls away in the profiled steps is gained in all."""
+    """On a CPU, nothing overlaps the training thread: time removed from the profiled steps is saved in every step."""
     account = today.facts.breakdown
     if account is None or not account.steps:
         raise NoPrediction("there is no traced step")

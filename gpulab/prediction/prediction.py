@@ -1,6 +1,5 @@
-"""What a change would bring, as a figure with its doubt: made before the change is run, and held against it after.
-
-And what it may rest on beyond the run itself: earlier predictions held against the truth, short runs.
+"""A prediction: the effect of a change as a figure with its uncertainty, made before the change is run. Also the
+evidence beyond the run itself: earlier predictions with their measurements, and short runs.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from msgspec.structs import replace
 
 from gpulab.formatting import plural, signed_percent
 
-Removal = Literal["pauses", "waits"]  # what an edit of the code leaves out
-TO_TRY = "try it: "  # how the reason begins where no figures tell, and a run would
+Removal = Literal["pauses", "waits"]  # what an edit of the code removes
+TO_TRY = "try it: "  # begin of the reason if only a run can show the effect
 
 
 class Prediction(Struct, frozen=True):
-    """Of one setting of the knobs.
+    """The prediction for one setting of the knobs.
 
-    `ratio` is the predicted time per sample (per step where the samples stay the same) over today's, `interval` the
-    range it should lie in with 95 %; both None where `refused` says why nothing is predicted. `only_sign`: the
-    range is all that the evidence carries, its middle is no estimate. `memory_ratio` likewise of the peak of the
-    GPU's memory, without a range; None: not predicted. `memory_basis` says from what it is or that there is none;
-    empty where no GPU computes. `setup_s` is taken once, before the steps; None: not predicted. `basis` is one
-    sentence: from which figures and which formula.
+    `ratio` is the predicted time per sample (per step if the samples stay the same) over the current time, `interval`
+    its 95 % range; both are None if `refused`, which says why. `only_sign`: the evidence supports only the range, its
+    middle is not an estimate. `memory_ratio` is the predicted peak of the GPU's memory over the current peak, without a
+    range; None: not predicted. `memory_basis` names its basis or says that there is none; empty if no GPU computes.
+    `setup_s` is a one-time cost before the steps; None: not predicted. `basis` is one sentence: from which figures and
+    which formula.
     """
 
     settings: dict[str, str]
@@ -42,21 +41,21 @@ class Prediction(Struct, frozen=True):
 
     @property
     def needs_run(self) -> bool:
-        """Whether it is refused because only a run tells."""
+        """Whether it is refused because only a run can show the effect."""
         return self.refused.startswith(TO_TRY)
 
     @property
     def reason(self) -> str:
-        """Why it is refused, in words; empty where it is not."""
+        """Why it is refused, in words; empty if it is not."""
         return self.refused.removeprefix(TO_TRY)
 
 
 class PriorEvidence(Struct, frozen=True):
-    """What earlier runs on this machine say beyond the run itself.
+    """Evidence from earlier runs on this machine.
 
-    `errors`: of each knob, measured over predicted ratio of the predictions that were held against a measurement on
-    this machine. `sizes`: median step (µs) and peak memory (bytes; None unknown) by batch size, from short runs.
-    `values_before`: the value of each name as the code has it, where that was seen.
+    `errors`: for each knob, measured over predicted ratio, for predictions that were followed by a measurement on this
+    machine. `sizes`: median step (µs) and peak memory (bytes; None unknown) by batch size, from short runs.
+    `values_before`: the value of each name in the code, if known.
     """
 
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -67,15 +66,15 @@ class PriorEvidence(Struct, frozen=True):
 NOTHING = PriorEvidence()
 
 
-PRIOR = 10.0  # records
+PRIOR = 10.0  # in records
 LEAST_FOR_BIAS = 10
 NARROWEST, WIDEST = 1 / 3, 10.0  # times the formula's own half-width
 
 
 def recalibrated(prediction: Prediction, errors: Sequence[float]) -> Prediction:
-    """The same with its interval widened or narrowed. `errors`: measured over predicted ratio, each above 0.
+    """The prediction with its interval widened or narrowed by `errors`: measured over predicted ratios, each above 0.
 
-    Unchanged where nothing is predicted, only a range is, or there is no record.
+    Unchanged if nothing or only a range is predicted, or if there are no errors.
     """
     usable = np.array([e for e in errors if e > 0 and math.isfinite(e)], dtype=np.float64)
     if prediction.ratio is None or prediction.interval is None or prediction.only_sign or not len(usable):
@@ -100,7 +99,7 @@ def _scale(sizes: np.ndarray, half: float) -> float:
 
 
 def _bias(logs: np.ndarray) -> float:
-    """The median error where there are enough and it is beyond twice its own doubt; else 0."""
+    """The median error if there are enough and it exceeds twice its standard error; else 0."""
     if len(logs) < LEAST_FOR_BIAS:
         return 0.0
     middle = float(np.median(logs))

@@ -1,9 +1,9 @@
-"""The measured window as a graph of tasks that can be played again with some of them shorter, longer or gone.
+"""The measured window as a graph of tasks that can be replayed with some tasks shorter, longer or removed.
 
-Time on the host moves by a shift: what the host does not wait for keeps its own duration (Python included), and a wait
-ends when what it waits for has ended. Every task of the device begins when its stream is free, its launch has reached
-the device and, where the trace shows it, another stream has got so far (`replay_tasks`): so the unchanged window plays
-as it was measured. After Lumos (MLSys 2025) and Daydream (ATC 2020).
+Host work keeps its duration (Python included) and only shifts in time; a wait ends when its device task has ended. A
+task of the device begins when its stream is free, its launch has reached the device and, if the trace shows such a
+dependency, a task of another stream has ended (`Tasks`). So the unchanged window is replayed as it was measured. After
+Lumos (MLSys 2025) and Daydream (ATC 2020).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from gpulab.run import Int64, Run, Timeline
 from gpulab.timeline.labels import WAITS, Mask, What, Where, distinct, labels
 from gpulab.timeline.launches import called_ns, device_windows, host_steps, main_stream
 
-# ns: a wait that ends so soon after a task of the device was a wait for it, and the same of a call that says so. Ours.
+# ns: a call that ends so soon after a device task waited for it; the second, for calls that say that they wait. Ours.
 TIGHT_NS, NEAR_NS = 20_000, 100_000
-# Launches that a GPU's queue holds: on a V100 (v100_ddp_healthy) 1022 were waiting at each launch that was held up.
+# Launches that a GPU's queue holds: on a V100 (v100_ddp_healthy), 1022 were pending at each launch that blocked.
 QUEUE_HOLDS = 1_000
-# ns of a synchronizing call that has nothing to wait for, and between two kernels of one stream. Ours.
+# ns of a synchronizing call that need not wait, and between two kernels of one stream. Ours.
 LEAST_SYNC_NS, LEAST_GAP_NS = 2_000, 500
-# Percentile of the latencies of launches onto an idle stream that stands for the least one. Ours.
+# Percentile of the launch latencies on an idle stream that is taken as the least latency. Ours.
 LATENCY_PERCENTILE = 5
 
 Factors = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
-# What the host does, in this order where it happens at once: what follows a wait begins at its end, and what is
-# launched at a boundary belongs to the step after it.
+# Events of the host, in this order at equal times: what follows a wait begins at its end, and a launch at a step
+# boundary belongs to the later step.
 _WAIT_ENDS, _STEP_BEGINS, _STEP_ENDS, _LAUNCH, _WAIT_BEGINS = range(5)
 _NEVER = float("-inf")
 
 
 class Changes(Struct, frozen=True):
-    """What is different when the window is played again.
+    """The changes for a replay of the window.
 
-    `device_factor` scales the duration of each row of the timeline that is a task of the device (0: it takes no time),
-    `host` lists stretches of the host's time as [start, end) with the share of it that remains, `free_waits` are rows
-    of synchronizing calls that no longer wait.
+    `device_factor` scales the duration of each timeline row that is a task of the device (0: it takes no time), `host`
+    lists stretches of the host's time as [start, end) with the share that remains, `free_waits` are rows of
+    synchronizing calls that no longer wait.
     """
 
     device_factor: Factors | None = None
@@ -62,7 +62,7 @@ class Changes(Struct, frozen=True):
 
 
 class Played(Struct, frozen=True):
-    """One playing: wall time of each profiled step, and the share of it in which the device worked."""
+    """The result of one replay: wall time of each profiled step, and the share of it in which the device worked."""
 
     step_ns: Int64
     busy_fraction: float
@@ -74,9 +74,9 @@ class Played(Struct, frozen=True):
 
 
 class Replay:
-    """The tasks of one device of a run's window. Raises ValueError where the run has no device's work in its trace.
+    """The tasks of one device in a run's window. Raises ValueError if the trace has no device work.
 
-    Where the window holds more than `most_tasks`, only steps around the median one are played, after one that leads in.
+    If the window holds more than `most_tasks`, only steps around the median step are replayed, after one lead-in step.
     """
 
     def __init__(self, run: Run, device_index: int, most_tasks: int | None = None) -> None:
@@ -95,7 +95,7 @@ class Replay:
         self._length_ns = timeline.duration_ns[tasks.row].astype(np.float64)
         self._on_main = np.isin(tasks.row, main_stream(timeline, device_index))
         self._waits = waits = Waits.of(timeline, tasks, begin_ns)
-        events = (  # of the host: their kind, and when they happen; each is numbered within its kind
+        events = (  # host events: kind and time; each is numbered within its kind
             (_LAUNCH, called_ns(timeline, tasks.row)),
             (_WAIT_BEGINS, timeline.start_ns[waits.row]),
             (_WAIT_ENDS, timeline.end_ns[waits.row]),
@@ -110,15 +110,15 @@ class Replay:
         self._step_count = len(windows)
 
     def play(self, changes: Changes | None = None) -> Played:
-        """The window again, with these changes. Shorter tasks never make its end later.
+        """Replay the window with these changes. Shorter tasks never delay its end.
 
-        A step ends when all that it launched on the main stream has ended, and not before its end on the host.
+        A step ends when all its launches on the main stream have ended, and not before its end on the host.
         """
         changes, tasks, waits = changes or Changes(), self._tasks, self._waits
         scaled = (
             self._length_ns if changes.device_factor is None else self._length_ns * changes.device_factor[tasks.row]
         )
-        # Python lists, read from closures: an element of an array costs ten times as much to read
+        # Python lists, read from closures: reading an element of an array costs ten times as much
         columns = (tasks.before, tasks.other, tasks.launch_ns, tasks.gap_ns, tasks.other_ns, self._on_main, scaled)
         before, other, launch_ns, gap_ns, other_ns, on_main, length_ns = (column.tolist() for column in columns)
         free = np.isin(waits.row, changes.free_waits).tolist()
@@ -126,7 +126,7 @@ class Replay:
         starts, ends = [_NEVER] * len(length_ns), [_NEVER] * len(length_ns)
         wait_begins = [0.0] * len(free)
         bounds = np.zeros((2, self._step_count))  # begins and ends of the steps
-        shift, reached = 0.0, _NEVER  # of the host; the end of all work so far on the main stream
+        shift, reached = 0.0, _NEVER  # shift of the host; end of all work so far on the main stream
         host_ns = _without(changes.host, self._at_ns).tolist()
         for kind, number, unshifted in zip(self._kind, self._number, host_ns, strict=True):
             now = unshifted + shift
@@ -154,7 +154,7 @@ class Replay:
 
 
 def _without(host: Sequence[tuple[Intervals, float]], at_ns: Int64) -> Factors:
-    """These times of the host with what was removed before them taken out."""
+    """Host times, moved earlier by the time that was removed before them."""
     points: list[tuple[int, float]] = []
     for intervals, remains in host:
         points += [(int(t), s * (1 - remains)) for a, b in intervals.tolist() for t, s in ((a, 1.0), (b, -1.0))]
@@ -163,13 +163,14 @@ def _without(host: Sequence[tuple[Intervals, float]], at_ns: Int64) -> Factors:
         return before_ns
     points.sort()
     times = np.array([t for t, _ in points], np.int64)
-    slopes = np.minimum(1.0, np.cumsum([s for _, s in points]))  # what two changes remove is gone once
+    slopes = np.minimum(1.0, np.cumsum([s for _, s in points]))  # time removed by two changes counts once
     gone = np.concatenate(([0.0], np.cumsum(slopes[:-1] * np.diff(times))))
     return before_ns - np.interp(before_ns, times, gone)
 
 
 def _fewer(windows: Intervals, launched_ns: Int64, most_tasks: int) -> tuple[Intervals, int]:
-    """Steps around the one of median length with so many tasks together (at least it alone); where playing begins."""
+    """The steps around the median step with at most `most_tasks` tasks (at least that step), and where the replay
+    begins."""
     starts = np.sort(launched_ns)
     edges = np.searchsorted(starts, windows)
     counts = edges[:, 1] - edges[:, 0]
@@ -195,11 +196,11 @@ NEVER = np.iinfo(np.int64).min // 4
 
 
 class Tasks(Struct, frozen=True):
-    """The device's tasks in the order in which the host launched them, with the constraint that held each back.
+    """The device's tasks in the order in which the host launched them, with the constraints on their begin.
 
-    `launch` is the row of the launching call, -1 where it is not in the trace. `before` is the task before it on its
-    stream, `other` one of another stream that it waited for, by place in this order; -1: none. `launch_ns`, `gap_ns`
-    and `other_ns` are the delays after these.
+    `launch` is the row of the launching call, -1 if it is not in the trace. `before` is the previous task on its
+    stream, `other` a task of another stream that it waited for, as indices in this order; -1: none. `launch_ns`,
+    `gap_ns` and `other_ns` are the delays after these three.
     """
 
     row: Rows
@@ -242,7 +243,7 @@ class Tasks(Struct, frozen=True):
 
 
 def _previous_on_stream(timeline: Timeline, row: Rows) -> Rows:
-    """The place of the task that ran before each on its stream."""
+    """For each task, the index of the previous task on its stream."""
     lane, start = timeline.lane_id[row], timeline.start_ns[row]
     order = np.lexsort((start, lane))
     before = np.full(len(row), -1, np.intp)
@@ -252,7 +253,7 @@ def _previous_on_stream(timeline: Timeline, row: Rows) -> Rows:
 
 
 def _latest_elsewhere(timeline: Timeline, row: Rows) -> tuple[Rows, Int64]:
-    """The task of another stream that ended last before each began, and when; only tasks launched before it."""
+    """For each task, the earlier-launched task of another stream that ended last before it began, and that end."""
     lane, start, end = timeline.lane_id[row], timeline.start_ns[row], timeline.end_ns[row]
     latest = np.full(len(row), -1, np.intp)
     when = np.full(len(row), NEVER, np.int64)
@@ -272,12 +273,12 @@ def _latest_elsewhere(timeline: Timeline, row: Rows) -> tuple[Rows, Int64]:
 
 
 class Waits(Struct, frozen=True):
-    """Calls of the host that wait for the device, by row: such a call ends no sooner than `after_ns` behind a task of
-    the device (`task`: its place), nor sooner than `least_ns` after its own begin.
+    """Calls of the host that wait for the device, by row: such a call ends no sooner than `after_ns` after a device
+    task (`task`: its index), nor sooner than `least_ns` after its own begin.
 
-    A copy waits for itself where it ends with its call, a synchronizing call for the task that ended last before it,
-    a launch into a full queue for the one that made room. A synchronizing call that found the device done has its own
-    length, but would wait as well if the device were later or the host sooner.
+    A copy that ends with its call is waited for by that call. A synchronizing call waits for the task that ended last
+    before it, a launch into a full queue for the task that made room. A synchronizing call that found the device idle
+    has its own length, but would wait if the device were later or the host earlier.
     """
 
     row: Int64
@@ -287,12 +288,12 @@ class Waits(Struct, frozen=True):
 
     @classmethod
     def of(cls, timeline: Timeline, tasks: Tasks, begin_ns: int) -> Waits:
-        """Those of calls from `begin_ns` on."""
+        """The waits of calls from `begin_ns` on."""
         spans = labels(timeline)
         begun = timeline.start_ns >= begin_ns
         copying, synchronizing = (begun & spans.of(*kinds) for kinds in ((What.COPY_CALL,), WAITS))
-        eventless = begun & spans.of(What.WAIT, What.DEVICE_WAIT)  # for which event a call waits is not in the trace
-        ways = (  # the last one that explains a call counts
+        eventless = begun & spans.of(What.WAIT, What.DEVICE_WAIT)  # the event of a wait is not in the trace
+        ways = (  # the last explanation of a call counts
             _on_idle_device(timeline, tasks, np.flatnonzero(eventless)),
             _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS),
             _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS),
@@ -304,7 +305,7 @@ class Waits(Struct, frozen=True):
 
 
 def _last_ended(timeline: Timeline, tasks: Tasks, rows: Rows) -> tuple[Rows, Rows, Int64]:
-    """Those rows before whose end a task had ended, the last such task of each, and when it ended."""
+    """The rows before whose end a task had ended, the last such task of each, and its end."""
     task_end = timeline.end_ns[tasks.row]
     by_end = np.argsort(task_end, kind="stable")
     at = np.searchsorted(task_end[by_end], timeline.end_ns[rows], side="right") - 1
@@ -313,14 +314,14 @@ def _last_ended(timeline: Timeline, tasks: Tasks, rows: Rows) -> tuple[Rows, Row
 
 
 def _on_idle_device(timeline: Timeline, tasks: Tasks, rows: Rows) -> Int64:
-    """Of these calls those that began when all tasks had ended: columns of `Waits`, as of the functions below."""
+    """The calls that began when all tasks had ended: columns of `Waits`, as in the functions below."""
     rows, task, task_end = _last_ended(timeline, tasks, rows)
     waits = np.stack((rows, task, np.zeros_like(rows), timeline.duration_ns[rows]))
     return waits[:, timeline.start_ns[rows] > task_end]
 
 
 def _ended_before(timeline: Timeline, tasks: Tasks, rows: Rows, most_ns: int) -> Int64:
-    """For the calls among `rows` that ended within `most_ns` after a task of the device: that task."""
+    """The calls among `rows` that ended within `most_ns` after a device task, with that task."""
     rows, task, task_end = _last_ended(timeline, tasks, rows)
     after = timeline.end_ns[rows] - task_end
     waits = np.stack((rows, task, after, np.full(len(rows), LEAST_SYNC_NS)))
@@ -328,7 +329,7 @@ def _ended_before(timeline: Timeline, tasks: Tasks, rows: Rows, most_ns: int) ->
 
 
 def _with_own_copy(timeline: Timeline, tasks: Tasks, copying: Mask) -> Int64:
-    """Copies of pageable memory: the call returns when the copy has ended, or a little before."""
+    """Copies of pageable memory, whose call returns when the copy has ended, or a little earlier."""
     own = np.flatnonzero((tasks.launch >= 0) & copying[tasks.launch])
     rows = tasks.launch[own]
     after = timeline.end_ns[rows] - timeline.end_ns[tasks.row[own]]
@@ -337,7 +338,7 @@ def _with_own_copy(timeline: Timeline, tasks: Tasks, copying: Mask) -> Int64:
 
 
 def _into_a_full_queue(timeline: Timeline, tasks: Tasks) -> Rows:
-    """Launching calls that took long while as many tasks were waiting as a queue holds."""
+    """Launching calls that took long while the queue was full."""
     launched = tasks.launch >= 0
     calls = np.array(distinct(tasks.launch[launched]), np.intp)
     start = timeline.start_ns[calls]

@@ -1,12 +1,12 @@
-"""A step as a prediction sees it: computing beside feeding, what a setting changes of either, and what it then takes.
+"""The model of a step for predictions: computing and feeding, how settings change them, and the resulting time.
 
-`Baseline` is the run's own step, `Projection` what settings make of it. A constant says where it comes from: "here" is
-two cores of a shared x86-64 server, 2026, with PyTorch's build for the CPU; "ours" is a judgement that no measurement
-carries yet. A deviation (`_SD`) is that of the ratio's logarithm.
+`Baseline` is the run's own step, `Projection` the step with other settings. Each constant names its source: "here" is
+two cores of a shared x86-64 server, 2026, with PyTorch's CPU build; "ours" is a judgement without a measurement so far.
+A deviation (names ending in SD) is that of the ratio's logarithm.
 
-definitions.md, "Feeding": with workers a step takes max(computing, loading) and a hand-off, without them the sum. On a
-GPU computing is the replay of the traced window, on a CPU the time that is not waiting for data; there the workers
-and the training share the cores.
+definitions.md, "Feeding": with workers a step takes max(computing, loading) plus a hand-off, without workers the sum.
+On a GPU, computing is the replay of the traced window. On a CPU, it is the time that is not waiting for data, and
+workers and training share the cores.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from gpulab.timeline.labels import Mask, labels
 
 # µs from a batch's end in the worker to its arrival in the loop, if not measured: definitions.md, "Feeding".
 HAND_OFF_US = 2_000.0
-# CPU µs of the loop to receive a batch: for the batch, and for each of its tensors. Here, 1 to 10 tensors a batch.
+# CPU µs of the loop to receive a batch: per batch, and per tensor. Here, 1 to 10 tensors a batch.
 RECEIVING_US = (500.0, 650.0)
-# Tensors of a batch, where their number is not known. Ours.
+# Tensors of a batch if their number is unknown. Ours.
 TENSORS = 2
-# Times `HAND_OFF_US`: a loop that waits longer than this for its workers waits for their making. Ours.
+# Times `HAND_OFF_US`: a loop that waits longer for its workers waits for them to make a batch. Ours.
 WAITS = 1.25
-# Factors on the measured time to hand a batch over, least and most. Ours.
+# Lowest and highest factor on the measured time to hand over a batch. Ours.
 HANDING = (0.7, 1.3)
-# The same where it was not measured here: `RECEIVING_US`. Ours.
+# The same if it was not measured in this run: on `RECEIVING_US`. Ours.
 HANDING_ELSEWHERE = (0.4, 2.5)
-# Share of a batch's time without a free core, from which on it may lack one again. Ours.
+# Share of a batch's time without a free core from which on other settings may lack a core, too. Ours.
 CROWDED = 0.1
-# Factors on the estimated time to start workers, least and most. Ours, from the two machines.
+# Lowest and highest factor on the estimated time to start workers. Ours, from the two machines.
 STARTING = (0.5, 2.0)
-# Steps that count as independent: disturbances last longer than one step, so more steps add little. Ours.
+# Steps that count as independent: disturbances outlast a step, so more steps add little information. Ours.
 INDEPENDENT = 10
-# Busy share, and share of the step that remains without GPU work, above which the trace hides the waits. Ours.
+# Busy share, and share of the step that remains without GPU work: above both, the trace hides the waits. Ours.
 HIDDEN = 0.9
-# Tasks that are played, over and over: a tenth of a second here.
+# Tasks of one replay, which is repeated often: 0.1 s here.
 MOST_TASKS = 20_000
 
 
 class NoPrediction(Exception):
-    """The evidence does not support a prediction; the reason in plain words, without a full stop."""
+    """The evidence does not support a prediction; the message is the reason in plain words, without a full stop."""
 
 
 def is_on(value: str) -> bool:
-    """A switch's value, as a knob shows it or as a user writes it."""
+    """Whether a switch is on, from its value as a knob shows it or as a user writes it."""
     return value.lower() in ("on", "true", "yes", "1")
 
 
 def at_least(least: int, value: str) -> int:
-    """A whole number. Raises ValueError for what is none, or less."""
+    """A whole number of at least `least`. Raises ValueError for any other value."""
     number = int(value)
     if number < least:
         raise ValueError(value)
@@ -73,12 +73,12 @@ class Baseline(Struct, frozen=True, dict=True):
 
     facts: Facts
     step: Spread
-    wait_us: float  # of it waiting for data
-    batches: float  # fetched in a step
+    wait_us: float  # of the step, waiting for data
+    batches: float  # fetched per step
 
     @classmethod
     def of(cls, facts: Facts) -> Baseline:
-        """Raises NoPrediction where no step was measured."""
+        """The baseline of a run. Raises NoPrediction if no step was measured."""
         step = facts.typical_step_us
         if step is None or step.median <= 0:
             raise NoPrediction("no complete step was measured")
@@ -103,10 +103,10 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @cached_property
     def work(self) -> DeviceWork:
-        """What the GPU did in the profiled steps. Raises NoPrediction where that is not known, or shows no gain.
+        """The GPU's work in the profiled steps. Raises NoPrediction if it is unknown or cannot show a gain.
 
-        If the GPU works all the time, but the window would be hardly shorter without its work, the trace does not show
-        what the host waits for.
+        The trace hides what the host waits for if the GPU works all the time, but the window would be hardly shorter
+        without its work.
         """
         work = self.facts.work or device_work(self.run.timeline, self.facts.breakdown)
         if self.replay is None or work is None:
@@ -118,12 +118,13 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @property
     def compute_us(self) -> float:
-        """The step without waiting for data."""
+        """The step without its wait for data."""
         return self.step.median - self.wait_us
 
     @cached_property
     def replay(self) -> Replay | None:
-        """Of the traced window on its busiest GPU; None on a CPU. Raises NoPrediction where there is none to play."""
+        """The replay of the traced window on its busiest GPU; None on a CPU. Raises NoPrediction if nothing can be
+        replayed."""
         if not self.on_gpu:
             return None
         account = self.facts.breakdown
@@ -136,25 +137,25 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @cached_property
     def played(self) -> Played:
-        """The window as it was measured."""
+        """The replay without changes."""
         assert self.replay is not None
         return self.replay.play()
 
     def played_with_us(self, changes: Changes) -> float:
-        """The median step of the window with these changes."""
+        """The median step, in µs, of the replay with these changes."""
         assert self.replay is not None
         return self.replay.play(changes).step_us
 
     @property
     def sampling_sd(self) -> float:
-        """How far the median step may be off by the spread of the steps, as the deviation of its logarithm."""
+        """The error of the median step from the spread of the steps, as the deviation of its logarithm."""
         spread = np.log(max(self.step.p90, 1e-3) / max(self.step.p10, 1e-3)) / 2.563
         return float(1.253 * spread / np.sqrt(np.clip(self.step.count, 1, INDEPENDENT)))
 
 
 class Making(Struct, frozen=True):
-    """One batch in the process that makes it, with a core of its own. `waited_fraction`: of it no CPU is used; None:
-    not known. `crowded_us`: as it was measured, where that held much waiting for a core; else None.
+    """The making of one batch in its process, with a core of its own. `waited_fraction`: the share without CPU use;
+    None: unknown. `crowded_us`: the measured time if it includes much waiting for a core; else None.
     """
 
     batch_us: float
@@ -163,7 +164,8 @@ class Making(Struct, frozen=True):
 
 
 def making_of(today: Baseline) -> Making | None:
-    """Timed in the process that makes it; else by the wait: all of it without workers, else their rate."""
+    """As timed in the process that makes the batch; else from the wait: the whole wait without workers, else their
+    rate."""
     inside = today.facts.loading
     if inside is not None:
         parts = (
@@ -174,7 +176,7 @@ def making_of(today: Baseline) -> Making | None:
         crowded = inside.core_wait_fraction or 0.0
         batch_us = inside.batch_us * (1 - crowded)
         waited_us = sum(us * waited for us, waited in measured)
-        certain = bool(measured) or inside.collate_us > inside.batch_us / 2  # putting together waits for nothing
+        certain = bool(measured) or inside.collate_us > inside.batch_us / 2  # collation never waits
         return Making(
             batch_us,
             min(1.0, waited_us / batch_us) if certain and batch_us else None,
@@ -188,7 +190,7 @@ def making_of(today: Baseline) -> Making | None:
 
 
 def measured_hand_off_us(today: Baseline) -> float | None:
-    """As timed while the loop waited; else the short wait of a loop whose workers keep up; else None."""
+    """The hand-off as timed while the loop waited; else the short wait of a loop whose workers keep up; else None."""
     measured_us = today.facts.loading.hand_over_us if today.facts.loading is not None else None
     if measured_us is None and today.workers and today.wait_us < HAND_OFF_US * WAITS:
         return today.wait_us / today.batches
@@ -196,7 +198,7 @@ def measured_hand_off_us(today: Baseline) -> float | None:
 
 
 def hand_off_us(today: Baseline) -> float:
-    """The same; else an estimate of the CPU time that receiving a batch takes."""
+    """The measured hand-off; else the estimated CPU time to receive a batch."""
     measured_us, loader = measured_hand_off_us(today), today.run.loader
     if measured_us is not None:
         return measured_us
@@ -218,26 +220,26 @@ LOADER = "enumerate(DataLoader)"
 
 
 class Projection(Struct, frozen=True):
-    """What settings make of today's step; each predictor adds its part, in any order.
+    """The current step with other settings; each predictor adds its part, in any order.
 
-    `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
-    their first batch adds, `at_most_us` what either may add to some steps and not to a typical one. `saved_us` is time
-    of the training thread per step that falls away (CPU device), `changes` what a replay plays (GPU). `samples`: of a
-    step, after over before. `setup_s`: taken once, before the steps; None: not predicted.
-    `sd`: of the ratio's logarithm. `reach`: factors by which the result may be lower and higher beside that;
-    `only_sign` as of a Prediction.
+    `starting_us` is the estimated time that starting workers in each epoch adds to a step, `first_us` what waiting for
+    their first batch adds, `at_most_us` what both may add to some steps but not to a typical step. `saved_us` is time
+    of the training thread per step that is removed (CPU device), `changes` those of the replay (GPU). `samples`:
+    samples per step, after over before. `setup_s`: one-time cost before the steps; None: not predicted. `sd`: deviation
+    of the ratio's logarithm. `reach`: further factors by which the result may be lower and higher; `only_sign` as in
+    `Prediction`.
     """
 
     today: Baseline
     workers: int | None
     making: Making | None
-    remade: bool = False  # the making, or the processes that do it, were changed
+    remade: bool = False  # the making or its processes were changed
     starting_us: float = 0.0
     first_us: float = 0.0
     at_most_us: float = 0.0
     saved_us: float = 0.0
     changes: Changes = field(default_factory=Changes)
-    pure_factor: float = 1.0  # on the whole result: where a formula gives it directly
+    pure_factor: float = 1.0  # on the whole result, from a direct formula
     samples: float = 1.0
     sds: tuple[float, ...] = ()
     reach: tuple[float, float] = (1.0, 1.0)
@@ -245,18 +247,18 @@ class Projection(Struct, frozen=True):
     memory_ratio: float | None = None
     setup_s: float | None = None
     basis: tuple[str, ...] = ()
-    already: tuple[str, ...] = ()  # of settings that the baseline has: a sentence each
+    already: tuple[str, ...] = ()  # a sentence for each setting that the baseline has
 
     def as_it_is(self, why: str) -> Projection:
-        """One of the settings changes nothing."""
+        """The projection with a setting that changes nothing, and why."""
         return replace(self, already=(*self.already, why), basis=(*self.basis, why))
 
     def doubted(self, sd: float, basis: str) -> Projection:
-        """With the doubt of one more formula, and from what it is."""
+        """The projection with the deviation of one more formula, and its basis."""
         return replace(self, sds=(*self.sds, sd), basis=(*self.basis, basis))
 
     def reached(self, low: float, high: float) -> Projection:
-        """The result may be that many times as large."""
+        """The projection whose result may be `low` to `high` times as large."""
         return replace(self, reach=(self.reach[0] * low, self.reach[1] * high))
 
     def scaled(
@@ -270,9 +272,9 @@ class Projection(Struct, frozen=True):
         samples: float = 1.0,
         only_sign: bool = True,
     ) -> Projection:
-        """The whole result that many times as large, or from `low` to `high` times, beside the doubt `sd`.
+        """The projection with the whole result scaled by `times`, or by `low` to `high`, with the deviation `sd`.
 
-        `samples`: how many times as many a step has.
+        `samples`: factor on the samples of a step.
         """
         changed = replace(
             self,
@@ -286,7 +288,7 @@ class Projection(Struct, frozen=True):
         """Time per sample after over before: likely, lowest, highest."""
         likely = list(product(self._waited_fractions(), (1.0,), self._batches_us()))
         ways = list(product(self._waited_fractions(), self._handing(), self._batches_us()))
-        computed_us = cache(self._computed_us)  # each time the window is played again
+        computed_us = cache(self._computed_us)  # each call replays the window
         step_us = {way: self._step_us(*way, computed_us) for way in dict.fromkeys((*likely, *ways))}
         likely_us, steps_us = [step_us[way] for way in likely], [step_us[way] for way in ways]
         before = self.today.played.step_us if self._plays else self.today.step.median
@@ -301,14 +303,14 @@ class Projection(Struct, frozen=True):
         return middle, min(low, middle) * float(np.exp(-Z_975 * sd)), max(high, middle) * float(np.exp(Z_975 * sd))
 
     def _waited_fractions(self) -> tuple[float, ...]:
-        """The share of making a batch that waits; both extremes where it is not known."""
+        """The share of making a batch that waits; both extremes if it is unknown."""
         waited = self.making.waited_fraction if self.making is not None else None
         if waited is not None:
             return (waited,)
         return (0.0, 1.0) if self.workers and self.remade else (0.0,)
 
     def _handing(self) -> tuple[float, ...]:
-        """Factors on the time to hand a batch over: as measured, or by a figure of another machine."""
+        """Factors on the time to hand over a batch: for a measured time, or for a figure from another machine."""
         if not (self.workers and self.remade):
             return (1.0,)
         return HANDING_ELSEWHERE if measured_hand_off_us(self.today) is None else HANDING
@@ -351,11 +353,11 @@ class Projection(Struct, frozen=True):
         return max(least) + self.first_us + self.starting_us
 
     def _computed_us(self, wait_us: float) -> float:
-        """A step that waits that long for its data."""
+        """The step, in µs, if it waits `wait_us` for its data."""
         today = self.today
         if not self._plays:
             return max(1e-3, today.compute_us - self.saved_us + wait_us)
-        assert today.replay is not None and today.run.timeline is not None  # the first raises NoPrediction
+        assert today.replay is not None and today.run.timeline is not None  # the first may raise NoPrediction
         fed, more_us = Changes(), 0.0
         if self.remade:
             traced = today.facts.breakdown.median_us["data_wait"] if today.facts.breakdown is not None else 0.0
@@ -366,6 +368,6 @@ class Projection(Struct, frozen=True):
 
 
 def plan_of(facts: Facts) -> Projection:
-    """Nothing changed yet. Raises NoPrediction."""
+    """The projection without any change. Raises NoPrediction."""
     today = Baseline.of(facts)
     return Projection(today, today.workers, making_of(today))
