@@ -1,1 +1,1 @@
-"""Interventions on an unmodified cell, each a context manager that puts back what it found."""
+"""Interventions on an unmodified cell, each a context manager that restores the former state."""

@@ -1,4 +1,4 @@
-"""Gradient accumulation around an unmodified loop: its optimizer really steps every k-th time only."""
+"""Gradient accumulation around an unmodified loop: only every k-th `step` of its optimizer takes effect."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ STEPPED, PASSED, EXCHANGED = "optimizer steps", "steps passed over", "exchanges"
 
 
 class Accumulate(Knob):
-    """The mean gradient of k batches makes one step.
+    """One step per k batches, with their mean gradient.
 
-    The gradients of the first k - 1 batches are stored; at the k-th step the optimizer gets the mean. Losses, gradients
-    and `zero_grad` stay as the user's code has them, so that networks trained in turn (a GAN) do not mix. Memory: one
-    more copy of the gradients than in a loop that lets autograd accumulate.
+    The gradients of the first k - 1 batches are stored; at the k-th step the optimizer gets the mean. The user's code
+    sees its usual losses and gradients, so that networks trained in turn (a GAN) do not mix. Memory: one more copy of
+    the gradients than in a loop that lets autograd accumulate.
 
-    DistributedDataParallel exchanges no gradients until then, as under its `no_sync`. The mean is exchanged just before
-    the step, and so does not overlap with a backward pass.
+    DistributedDataParallel exchanges no gradients before the k-th step, as under its `no_sync`. The mean is exchanged
+    just before the step, so the exchange does not overlap with a backward pass.
     """
 
     name = "accumulate"
@@ -46,7 +46,7 @@ class Accumulate(Knob):
     idle_text = "every optimizer step ran"
 
     def value_in(self, observation: Observation) -> Value | None:
-        """Each call of `step` is a step; whether the cell itself accumulates before it is unknown here."""
+        """1: each call of `step` is a step. Whether the cell itself accumulates before a step is unknown."""
         return 1 if observation.optimizers else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
@@ -64,7 +64,7 @@ class Accumulate(Knob):
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         if int(value) > 1:
             accumulation = Accumulation(int(value), effects)
-            undo.callback(accumulation.stash.restore)  # also after a step that has raised
+            undo.callback(accumulation.stash.restore)  # needed after a step that raised
             undo.enter_context(without_sync(accumulation.models))
             undo.enter_context(around_steps(HookOrder.ACCUMULATING, accumulation))
 
@@ -88,23 +88,23 @@ class Accumulate(Knob):
 class _Aside(Struct):
     """The gradients of one optimizer since its last step."""
 
-    optimizer: Optimizer  # referred to, so that its id is not used again
+    optimizer: Optimizer  # kept alive, so that its id is not reused
     batches: int = 0
     mean: dict[Tensor, Tensor] = field(default_factory=dict)  # by parameter; complete after k batches
 
 
 class Accumulation(OptimizerHook):
-    """Stores gradients before the steps, and restores the user's after them."""
+    """Stores gradients before each step, and restores the user's gradients after it."""
 
     def __init__(self, batches: int, effects: KnobEffects) -> None:
         self._batches = batches
         self._effects = effects
         self._aside: dict[int, _Aside] = {}
         self.stash = GradientStash()
-        self.models: list[Any] = []  # of ranks: what their gradients would be exchanged by
+        self.models: list[Any] = []  # the DistributedDataParallel modules, with several ranks
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """The k-th time the parameters get the mean gradient, else none: then the optimizer skips them."""
+        """At the k-th step the parameters get the mean gradient, else none, so that the optimizer skips them."""
         self.stash.restore()
         if closure:
             self._effects.refuse("your code passes a closure to step(), which computes the gradients inside")
@@ -127,7 +127,7 @@ class Accumulation(OptimizerHook):
             del self._aside[id(optimizer)]
 
     def _exchange(self, mean: dict[Tensor, Tensor], parameters: Sequence[Tensor]) -> None:
-        """Average over all ranks the gradients of every parameter of the optimizer: a rank may not have used some."""
+        """Average the gradients of all parameters over the ranks, also parameters that this rank did not use."""
         import torch
 
         stepped = {id(p) for p in parameters}
@@ -142,7 +142,7 @@ class Accumulation(OptimizerHook):
                 self._effects.count(EXCHANGED)
 
     def after(self, optimizer: Optimizer) -> None:
-        """The user's code finds the gradients that it had before the step."""
+        """Restore the gradients that the user's code had before the step."""
         self.stash.restore()
 
     def _put_aside(self, aside: _Aside, parameters: Sequence[Tensor]) -> None:
@@ -170,7 +170,7 @@ ACCUMULATE = Accumulate()
 
 
 class GradientStash:
-    """Gradients that an optimizer is not to see now. They are the user's, and come back by `restore`."""
+    """The user's gradients, hidden from an optimizer until `restore`."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[Tensor, Tensor, tuple[int, ...]]] = []
@@ -181,7 +181,7 @@ class GradientStash:
             p.grad = None
 
     def restore(self) -> None:
-        """Each as it was, but in the memory format that the parameter has now."""
+        """Restore each gradient, in the present memory format of its parameter."""
         entries, self._entries = self._entries, []
         for p, gradient, stride in entries:
             p.grad = gradient if p.stride() == stride else laid_out_like(gradient, p)

@@ -1,4 +1,4 @@
-"""Knobs that set a switch of torch's for the whole process: TF32, the attention back end, compute threads, checks."""
+"""Knobs for process-wide switches of torch: TF32, the attention back end, compute threads, checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpulab.run import Environment, Run
 PRECISIONS = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul"))  # since torch 2.9
 TF32_KERNELS = re.compile(r"tf32|_s1688(?!.*(?:f16|bf16|fp16))", re.IGNORECASE)
 FP32_MATRIX_KERNELS = re.compile(r"sgemm|f32f32_f32f32|simt", re.IGNORECASE)
-_CONVOLUTION = re.compile(r"fprop|dgrad|wgrad|conv", re.IGNORECASE)  # where some ran in TF32 before, others may
+_CONVOLUTION = re.compile(r"fprop|dgrad|wgrad|conv", re.IGNORECASE)  # if some used TF32 before, others may
 _NO_NAME = "no matmul kernel in the trace shows by its name whether it uses TF32"
 
 ATTENTION_BACKENDS = {"math": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION"}
@@ -43,7 +43,7 @@ _AT_END = "at the end of the run"
 
 
 class Tf32(Knob):
-    """TF32 for float32 matrix products and convolutions, by torch's two generations of switches, which must agree."""
+    """TF32 for float32 matrix products and convolutions, by torch's old and new switches, which must agree."""
 
     name = "tf32"
     lesson = "07_mixed_precision"
@@ -68,9 +68,9 @@ class Tf32(Knob):
         return None
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
-        """The old switches also set the new ones, so they are used as long as they can be read.
+        """Set the old switches, which also set the new ones, as long as the old ones can be read.
 
-        Code that has used the new ones alone finds only those changed.
+        If the code has used the new switches alone, only these are changed.
         """
         import torch
 
@@ -94,7 +94,7 @@ class Tf32(Knob):
             effects.counts["settings"] = changed
 
     def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the matrix kernels that the baseline does not run: cuDNN's convolutions use TF32 by default."""
+        """Judges by matrix kernels that the baseline does not run: cuDNN's convolutions use TF32 by default."""
         names = kernel_names(run)
         tf32, fp32 = first_match(TF32_KERNELS, names), first_match(FP32_MATRIX_KERNELS, names)
         before = first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
@@ -122,7 +122,7 @@ class Tf32(Knob):
 
 
 class Attention(Knob):
-    """The back end of `scaled_dot_product_attention`. Inputs that it does not support use math, which supports all."""
+    """The back end of `scaled_dot_product_attention`. Inputs that it does not support fall back to `math`."""
 
     name = "attention"
     lesson = "08_fused_kernels"
@@ -130,14 +130,14 @@ class Attention(Knob):
     help = "Backend of scaled_dot_product_attention: flash and efficient do not materialize the attention matrix"
     kind = "backend setting"
     options = ("auto", "math", "efficient", "flash")
-    # torch's own choice, then those that keep the attention matrix out of memory
+    # torch's own choice, then the back ends that do not materialize the attention matrix
     climb_values = ("auto", "flash", "efficient")
     aliases = ("sdpa", "flash")
     spellings = {"mem_efficient": "efficient"}
     helps_against = {"unfused_attention": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
-        """torch chooses; its choice is the observation's `attention`."""
+        """Torch chooses ("auto"); its choice is the observation's `attention`."""
         return "auto" if _has_attention(observation) else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
@@ -150,7 +150,7 @@ class Attention(Knob):
         return None
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
-        """Allow this back end; regions of the cell's own that choose one still do."""
+        """Allow only this back end; regions of the cell that choose one still do."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         if value != "auto":
@@ -163,7 +163,7 @@ class Attention(Knob):
         forward = {n: c for n, c in counts.items() if not n.endswith("_backward")}
         prefix = f"aten::_{ATTENTION_OPERATOR}"
         ran = {n.removeprefix("aten::"): c for n, c in forward.items() if n.startswith(prefix)}
-        if not ran and value == "math" and observation.attention not in (None, "math"):  # torch.compile takes it apart
+        if not ran and value == "math" and observation.attention not in (None, "math"):  # torch.compile decomposes it
             return took_effect(f"{observation.attention} attention is no longer in the trace")
         if not ran:
             return cannot_tell("no attention in the trace")
@@ -178,7 +178,7 @@ class Attention(Knob):
         return took_effect(words)
 
     def without(self, observation: Observation) -> Observation:
-        """The back end of the baseline does not show in a run with another one."""
+        """Drops the back end: the baseline's back end does not show in a run with another one."""
         return replace(observation, attention=None)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
@@ -196,12 +196,12 @@ def _has_attention(observation: Observation) -> bool:
 
 
 def _allowed(value: Value) -> list[str]:
-    """The names of torch's back ends where this one is chosen."""
+    """The names of torch's back ends that this value allows."""
     return list(dict.fromkeys([ATTENTION_BACKENDS[str(value)], "MATH"]))
 
 
 class OwnSetting(Knob):
-    """A setting that can be read from torch. It is read again at the end of the code, which may set it, too."""
+    """A setting that can be read from torch. It is read again at the end: the code may set it, too."""
 
     kind = "backend setting"
     same_training = True
@@ -209,12 +209,12 @@ class OwnSetting(Knob):
 
     @abstractmethod
     def words(self, value: Value) -> str:
-        """A sentence part: torch had this value."""
+        """Part of a sentence: torch had this value."""
 
     def restore_at_end(
         self, read: Callable[[], Value], write: Callable[..., object], effects: KnobEffects, undo: ExitStack
     ) -> None:
-        """At the end of the code note the value that `read` returns, then restore the present one."""
+        """At the end of the code, note the value that `read` returns, then restore the present value."""
         undo.callback(write, read())
         undo.callback(lambda: effects.counts.update({_AT_END: int(read())}))
 
@@ -232,9 +232,9 @@ class OwnSetting(Knob):
 
 
 class ComputeThreads(OwnSetting):
-    """How many threads PyTorch splits an operator among on the CPU: fewer leave cores to the processes that load data.
+    """How many CPU threads PyTorch uses for an operator: fewer threads leave cores to the data-loading processes.
 
-    Worker processes of a DataLoader compute with one thread each in any case.
+    Worker processes of a DataLoader always compute with one thread each.
     """
 
     name = "compute_threads"
@@ -268,14 +268,14 @@ class ComputeThreads(OwnSetting):
         return replace(environment, compute_threads=int(value))
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """Half as many, for small operators lose more by being shared than they gain; else all cores."""
+        """Half as many, because small operators lose more by parallelism than they gain; else all cores."""
         now, cores = int(value or 1), max(1, math.floor(times.cores))
         counts = [cores, now // 2] if now < cores else [now // 2]
         return [count for count in counts if count]
 
 
 class Check(OwnSetting):
-    """A check that torch makes while it trains: on where the cell, or torch, has it on; it can only be switched off."""
+    """A check that torch makes during training. The knob can only switch it off."""
 
     options = (False, True)
     climb_values = (False,)
@@ -293,7 +293,7 @@ class Check(OwnSetting):
 
 
 class Anomaly(Check):
-    """Autograd's anomaly detection, however it is switched on. Set to off, it stays off even if the code sets it."""
+    """Autograd's anomaly detection, however it was switched on. Set to off, it stays off even if the code sets it."""
 
     name = "anomaly"
     title = "Anomaly detection"
@@ -322,7 +322,7 @@ class Anomaly(Check):
 
 
 class ValidateArgs(Check):
-    """Whether torch.distributions checks arguments and samples; one that is made with validate_args=True still does."""
+    """Whether torch.distributions checks arguments and samples. A distribution with `validate_args=True` still does."""
 
     name = "validate_args"
     title = "Argument validation"

@@ -1,8 +1,8 @@
 """All knobs in the order of the bench, and how `--set`, `--ab` and `--sweep` name them.
 
-A knob's name means that knob where the code was observed to use what it changes, and the knob can be set there.
-Otherwise, as any other name, it is a variable that the code assigns as a literal at its top level or reads. Without
-such a variable a knob's name stays the knob, which then says why it cannot be set.
+With an observation, a knob's name denotes the knob if the code uses what the knob changes and the knob can be set.
+Otherwise the name denotes a variable that the code reads or assigns as a literal at its top level. Without such a
+variable it stays the knob, which says why it cannot be set. Without an observation see `tuning/resolve.py`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
 
 
 def decide(name: str, observation: Observation, is_variable: IsVariable) -> Knob | None:
-    """The knob that a name means in this code; None for a variable. `is_variable` says whether the code has one.
+    """The knob that a name denotes in observed code; None for a variable. `is_variable`: whether the code has one.
 
-    Raises UsageError where it is neither.
+    Raises UsageError if it is neither.
     """
     knob = KNOBS.get(name)
     if knob is not None and (_can_apply(knob, observation) or not _can_be_set(name, is_variable)):
@@ -79,10 +79,10 @@ def decide(name: str, observation: Observation, is_variable: IsVariable) -> Knob
 
 
 def parse_settings(pairs: Sequence[str], is_variable: IsVariable, variables: Collection[str] = ()) -> dict[str, Plain]:
-    """Read `NAME=VALUE` pairs; one text may hold several, parted by commas ("workers=4, amp=bf16").
+    """Read `NAME=VALUE` pairs; one text may hold several, separated by commas ("workers=4, amp=bf16").
 
-    `is_variable` says whether the code has a variable of that name, and may raise UsageError with a reason why it
-    cannot be set; `variables` are those it has, to name the nearest. Raises UsageError in one line.
+    `is_variable`: whether the code has a variable of that name; it may raise UsageError with the reason why the
+    variable cannot be set. `variables`: all variables of the code, to suggest the nearest. Raises UsageError.
     """
     values: dict[str, Plain] = {}
     texts: dict[str, str] = {}
@@ -117,7 +117,7 @@ def parse_sweeps(
 
 
 def grid(sweeps: Mapping[str, Sequence[Plain]], settings: Mapping[str, Plain]) -> tuple[dict[str, Plain], ...]:
-    """All combinations, the last sweep turning fastest, each with these settings besides. Raises UsageError."""
+    """All combinations, the last sweep varying fastest, each with `settings` added. Raises UsageError."""
     for name in sweeps:
         if name in settings:
             raise UsageError(f"{name} is both set and swept: drop one of the two.")
@@ -125,18 +125,18 @@ def grid(sweeps: Mapping[str, Sequence[Plain]], settings: Mapping[str, Plain]) -
 
 
 def changes_steps(name: str) -> bool:
-    """Whether this is a knob that changes how many optimizer steps make an epoch."""
+    """Whether the name is a knob that changes the number of optimizer steps per epoch."""
     return name in KNOBS and KNOBS[name].changes_steps
 
 
 def knobs_against(finding: str) -> list[Knob]:
-    """Those that help against the cause that a finding names, in the order in which a climb tries them."""
+    """The knobs that help against the cause that a finding names, in the order in which a climb tries them."""
     helping = [knob for knob in KNOBS.values() if finding in knob.helps_against]
     return sorted(helping, key=lambda knob: knob.helps_against[finding])
 
 
 def parsed_value(name: str, raw: object) -> Plain:
-    """A value given in code, not as text. Raises UsageError for one that cannot be set."""
+    """A value passed in code, not as text. Raises UsageError if it cannot be set."""
     if name in KNOBS:
         return KNOBS[name].parse(raw)
     if not is_plain(raw):
@@ -148,7 +148,7 @@ def parsed_value(name: str, raw: object) -> Plain:
 
 
 def _can_apply(knob: Knob, observation: Observation) -> bool:
-    """Something of its kind was observed, and there is a value to which it can be set."""
+    """Whether its object (loader, optimizer, module) was observed, and there is a value that it can be set to."""
     available: dict[Kind, bool] = {
         "DataLoader option": bool(observation.loaders),
         "module call": bool(observation.modules),
@@ -177,7 +177,7 @@ def _value(name: str, text: str, is_variable: IsVariable, variables: Collection[
     try:
         return knob.parse(text)
     except UsageError:
-        if _can_be_set(name, is_variable):  # a value of the variable: where the knob applies, it will say no
+        if _can_be_set(name, is_variable):  # a value of the variable; if the knob applies, the knob refuses it
             return plain_value(text)
         raise
 
@@ -191,7 +191,7 @@ def _unknown(name: str, variables: Collection[str]) -> UsageError:
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str | None:
-    """By an alias, by its beginning, or by similar letters."""
+    """The nearest candidate: by alias, by beginning, or by similar letters."""
     word = name.lower()
     if (alias := knob_by_alias(word)) is not None:
         return alias
@@ -205,7 +205,7 @@ def knob_by_alias(word: str) -> str | None:
 
 
 def nearest_knob(name: str) -> str | None:
-    """The knob most like a name that is none."""
+    """The knob most similar to a name that is no knob."""
     return _nearest(name, tuple(KNOBS))
 
 
@@ -220,13 +220,13 @@ def _name_and_text(pair: str, otherwise: str) -> tuple[str, str]:
 
 
 def example(name: str) -> str:
-    """An example of its setting."""
+    """An example setting of this knob."""
     knob = KNOBS.get(name)
     return f"{name}={knob.options[-1]}" if knob is not None and knob.options else f"{name}=VALUE"
 
 
 def _split_pairs(text: str) -> list[str]:
-    """At commas after which another name is set: "workers=4, amp=bf16", but not "sizes=64,64"."""
+    """Split at commas that precede another `NAME=`: "workers=4, amp=bf16", but not "sizes=64,64"."""
     pairs: list[str] = []
     for part in _split(text):
         if pairs and _PAIR.fullmatch(part) is None:
@@ -237,7 +237,7 @@ def _split_pairs(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of brackets and quotes."""
+    """Split at commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:

@@ -1,12 +1,12 @@
-"""Iterates a changed copy of a DataLoader in place of the user's own, for as long as one of its options is overridden.
+"""Iterates a changed copy of a DataLoader instead of the user's own, while one of its options is overridden.
 
 `DataLoader.__iter__` and `__len__` are replaced at the class, so loaders of earlier cells and of libraries are covered,
 evaluation loaders too. A loader has one copy until the overrides change: its epochs are alike and its workers may
-persist. The copy shares everything with the user's loader but the overridden options; that one is never changed.
+persist. The copy shares everything except the overridden options with the user's loader, which is never changed.
 
-The order of the data is the same, but for what workers bring with them: a dataset that draws random numbers then draws
-them in another process, and a sampler that draws as it goes is read ahead of time, so that after an interrupted epoch
-it has drawn more.
+The order of the data stays the same, with two exceptions due to workers: a dataset that draws random numbers draws
+them in another process; and a sampler that draws during the epoch is read ahead, so after an interrupted epoch it has
+drawn more.
 
 When the overrides change or end, the workers of all iterators of copies are shut down.
 """
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
     from torch import Generator
     from torch.utils.data import BatchSampler, DataLoader
 
-# In the order in which they are applied: the later may rest on the earlier
+# In the order of application: a later option may depend on an earlier one
 Option = Literal["num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size", "dataset"]
-Changes = dict[str, Any]  # attributes of the copy that are not those of the user's loader
+Changes = dict[str, Any]  # attributes of the copy that differ from the user's loader
 Iterate = Callable[[Any], Any]
 Reason = Callable[[ObservedLoader], str | None]
 
-PREFETCH_OF_TORCH = 2  # batches per worker, where nothing is said
+PREFETCH_OF_TORCH = 2  # batches per worker, torch's default
 OWN_AFFAIR = (
     "the dataset is an IterableDataset, which orders its data and shards them across workers itself: "
     "the run might see different data"
 )
 
-_OWN_WAYS = ("_get_iterator", "_index_sampler", "_auto_collation")  # a class that has its own makes iterators with them
+_OWN_WAYS = ("_get_iterator", "_index_sampler", "_auto_collation")  # a class may override these to make its iterators
 _END_WAIT_S = 5.0
 
 
 class Inapplicable(Exception):
-    """A loader keeps this option as it is; why, in words for the user."""
+    """A loader keeps this option unchanged; the message gives the reason, for the user."""
 
 
 class Override(Struct, frozen=True, eq=False):
     """One option and its new value; for "dataset" a function of the loader and its number of workers.
 
-    `reason` says why a loader cannot have it; None where it can.
+    `reason` returns why a loader cannot have the value; None if it can.
     """
 
     option: Option
@@ -66,17 +66,17 @@ class Override(Struct, frozen=True, eq=False):
 
 
 def own_affair(loader: ObservedLoader) -> str | None:
-    """Why nothing is changed that decides who loads the data; None where it can be."""
+    """Why options that decide which process loads the data cannot be changed; None if they can."""
     return OWN_AFFAIR if loader.record.iterable else None
 
 
 @contextmanager
 def overriding(option: Option, value: Any, effects: KnobEffects, reason: Reason = own_affair) -> Iterator[None]:
-    """Override an option of every DataLoader that this thread iterates inside; of two of a kind the inner one counts.
+    """Override an option of every DataLoader that this thread iterates inside; of nested overrides the inner one wins.
 
-    `effects` counts "loaders" that were changed, "loaders unchanged" that had the value, their "epochs" and
-    "worker starts"; "worker processes" is how many were alive at most. It also says why a loader was left as it is.
-    Contexts may be left in any order.
+    `effects` counts "loaders" that were changed, "loaders unchanged" that had the value already, "epochs" and
+    "worker starts"; "worker processes" is the largest number alive. `effects` also has the reason for each loader that
+    could not be changed. Contexts may be left in any order.
     """
     thread = get_ident()
     session = _sessions.get(thread) or _Session(thread)
@@ -88,7 +88,7 @@ def overriding(option: Option, value: Any, effects: KnobEffects, reason: Reason 
 
 
 class _Session:
-    """What is overridden on one thread, and the copies made for it."""
+    """The overrides of one thread, and the copies of loaders made for them."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread
@@ -116,7 +116,7 @@ class _Session:
 
     @property
     def _is_active(self) -> bool:
-        """Whether this is the thread itself, and not a worker process forked from it."""
+        """Whether the caller runs on the session's thread, and not in a worker process forked from it."""
         return bool(self._overrides) and get_ident() == self._thread and os.getpid() == self._process
 
     def _patch(self) -> None:
@@ -163,7 +163,7 @@ class _Session:
         return copy.iterate(loader, original)
 
     def _make(self, copy: _Copy, iterator: Any, original: Callable[[Any, Any], None]) -> None:
-        """torch makes the iterator of a copy: should it fail in the middle, some workers have started."""
+        """Make the iterator of a copy; recorded first, because a failure in the middle leaves workers running."""
         self._iterators.add(iterator)
         copy.make(iterator, original)
         workers = getattr(iterator, "_workers", ())
@@ -181,7 +181,7 @@ class _Session:
         return None if batches is None else len(batches)
 
     def _copy_of(self, loader: DataLoader[Any]) -> _Copy | None:
-        """Its one copy; None where nothing of it is to be changed."""
+        """The loader's one copy; None if nothing is changed."""
         copy = self._copies.get(loader)
         if copy is None:
             copy = _Copy(loader, self._changes(loader))
@@ -210,7 +210,7 @@ class _Session:
         return changes
 
     def _end_copies(self) -> None:
-        """Forget the copies and end the workers of all their iterators, those interrupted in the middle too."""
+        """Forget the copies and end the workers of all their iterators, interrupted ones too."""
         with ExitStack() as ending:
             for iterator in list(self._iterators):
                 ending.callback(_end_workers, iterator)
@@ -233,7 +233,7 @@ class _Copy:
         vars(self.loader).update(vars(users), **changes, _iterator=None)
 
     def iterate(self, users: DataLoader[Any], original: Iterate) -> Any:
-        """Its iterator for one more epoch."""
+        """The copy's iterator for one more epoch."""
         current = {k: v for k, v in vars(users).items() if k != "_iterator"}
         vars(self.loader).update(current, **self.changes)
         running = self.loader._iterator if _persists(self.loader) else None
@@ -245,7 +245,7 @@ class _Copy:
             vars(self.loader)["generator"] = torch.Generator().manual_seed(0)
         self._begun = True
         self._order = Order(self.loader._index_sampler, theirs, ours, users.generator)
-        # the iterator that has worker processes: this one, or the one it wraps; None for None, or where it is hidden
+        # the iterator that owns the workers: this one or a wrapped one; None if there is none or it is hidden
         inner = vars(running).values() if hasattr(running, "__dict__") else ()
         real = next((i for i in (running, *inner) if hasattr(i, "_shutdown_workers")), None)
         with nullcontext() if real is None else setting_names(vars(real), {"_index_sampler": self._order}):
@@ -264,7 +264,7 @@ def _persists(loader: DataLoader[Any]) -> bool:
 
 
 def _end_workers(iterator: Any) -> None:
-    if not hasattr(iterator, "_workers"):  # it failed before it had any
+    if not hasattr(iterator, "_workers"):  # it failed before it had workers
         return
     workers = list(iterator._workers)
     try:
@@ -280,7 +280,7 @@ def _end_workers(iterator: Any) -> None:
 
 
 def _change(loader: DataLoader[Any], override: Override, workers: int) -> Changes:
-    """What one override changes in a copy. Raises Inapplicable."""
+    """The attributes of a copy that one override changes. Raises Inapplicable."""
     if override.option == "dataset":
         return {"dataset": override.value(loader, workers)}
     if override.option != "batch_size":
@@ -288,12 +288,15 @@ def _change(loader: DataLoader[Any], override: Override, workers: int) -> Change
     batches = rebatched(loader, override.value)
     if batches is None:
         raise Inapplicable(f"its sampler gives fewer items than a batch of {override.value}")
-    # accelerate gives its loaders a batch_sampler instead of a size
+    # accelerate's loaders have a batch_sampler instead of a size
     return {"batch_sampler": batches, **({} if loader.batch_size is None else {"batch_size": override.value})}
 
 
 def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler | None:
-    """Batches of that size from the same sampler; None where something else makes them, or it gives fewer items."""
+    """Batches of that size from the same sampler.
+
+    None if not torch's own BatchSampler makes the batches, or the sampler has fewer items than one batch.
+    """
     from torch.utils.data import BatchSampler, IterableDataset
 
     sampler = loader.batch_sampler
@@ -306,7 +309,7 @@ def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler | None:
 
 
 def settled(loader: DataLoader[Any], changes: Changes) -> Changes:
-    """The changes with what follows from them, without those that are none."""
+    """The changes with their consequences for other options, without attributes that keep their value."""
     workers = changes.get("num_workers", loader.num_workers)
     if not workers and loader.num_workers:
         changes.update(prefetch_factor=None, persistent_workers=False, timeout=0)  # torch accepts no other
@@ -324,11 +327,11 @@ def _differs(old: object, new: object) -> bool:
 
 
 class Beginning(Struct, frozen=True):
-    """How torch begins an epoch: `asks` the sampler so often, and after the first time draws a seed, or not.
+    """How torch begins an epoch: `asks` counts its calls of `iter(sampler)`; `draws`: a seed is drawn after the first.
 
-    Without workers it asks the sampler for its order and draws a seed from the random numbers; with workers it asks,
-    draws and asks again, and goes by the second order; workers that live on are only asked for. A sampler that draws
-    when it is asked, or as it goes, gives the same order only if all of this is the same.
+    Without workers torch calls `iter` once and draws a seed. With new workers it calls `iter`, draws, and calls `iter`
+    again, and uses the second order. With persistent workers already running it only calls `iter` once. A sampler that
+    draws random numbers gives the same order only if this sequence is the same.
     """
 
     asks: int
@@ -336,14 +339,14 @@ class Beginning(Struct, frozen=True):
 
 
 def beginning(loader: DataLoader[Any], *, goes_on: bool) -> Beginning:
-    """Of this loader; `goes_on`: its persistent workers are running."""
+    """How torch begins an epoch of this loader; `goes_on`: its persistent workers are running."""
     if goes_on:
         return Beginning(1, False)
     return Beginning(2 if loader.num_workers else 1, True)
 
 
 class Order:
-    """In place of the sampler while an epoch of a copy begins in `our` way instead of `theirs`."""
+    """Replaces the sampler while an epoch of a copy begins: torch acts as in `ours`, the sampler sees `theirs`."""
 
     def __init__(self, sampler: Any, theirs: Beginning, ours: Beginning, generator: Generator | None) -> None:
         self._sampler = sampler
@@ -365,12 +368,12 @@ class Order:
         return self._first
 
     def _after_the_seed(self) -> Iterator[Any]:
-        """torch draws it as soon as we have returned."""
+        """A generator, so that the sampler is asked only after torch has drawn the seed."""
         yield from self._sampler
 
 
 def draw_seed(generator: Generator | None) -> None:
-    """As torch draws the seed of an epoch's workers."""
+    """Draw as torch draws the seed of an epoch's workers."""
     import torch
 
     torch.empty((), dtype=torch.int64).random_(generator=generator)
@@ -378,10 +381,10 @@ def draw_seed(generator: Generator | None) -> None:
 
 @contextmanager
 def ordered(loader: DataLoader[Any], order: Order | None) -> Iterator[None]:
-    """Let the iterators that are made of `loader` inside ask `order`."""
+    """Inside, iterators made from `loader` use `order` instead of the sampler."""
     if order is None:
         yield
         return
     name = "sampler" if vars(loader)["batch_sampler"] is None else "batch_sampler"
-    with setting_names(vars(loader), {name: order}):  # past the setter of DataLoader, which refuses another one
+    with setting_names(vars(loader), {name: order}):  # bypasses the setter of DataLoader, which refuses a new sampler
         yield

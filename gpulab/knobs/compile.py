@@ -1,4 +1,4 @@
-"""torch.compile for the modules that a cell calls, in place, and undone."""
+"""torch.compile, in place and undone afterwards, for the modules that a cell calls."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from gpulab.run import Run
 if TYPE_CHECKING:
     from torch.nn import Module
 
-COMPILER = "torch._dynamo.convert_frame"  # on the stack as long as a call is compiled
+COMPILER = "torch._dynamo.convert_frame"  # on the stack while a call is compiled
 IN_TRACE = re.compile(r"Torch-Compiled Region|CompiledFxGraph|CompiledFunction")
-FIRST_CAPABILITY = 7.0  # of a GPU that Triton compiles for
+FIRST_CAPABILITY = 7.0  # lowest compute capability that Triton supports
 # torch 2.13: aliases of modules, compiled functions, resumed frames, builtins
 DYNAMOS = ("__import_", "__compiled_fn", "__resume_at", "__builtins_dict__")
 
 
 class DynamoNames:
-    """The names that Dynamo leaves in the namespace of compiled code. They are removed when nothing uses them."""
+    """The names that Dynamo adds to the namespace of compiled code. They are removed when nothing uses them."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
@@ -47,7 +47,7 @@ class DynamoNames:
                 self._before.setdefault(id(names), (names, frozenset(n for n in names if n.startswith(DYNAMOS))))
 
     def remove(self) -> None:
-        """Remove all new ones. Compiled code reads them, so it must be gone by now."""
+        """Remove all new names. Compiled code reads them, so it must be gone by now."""
         for names, before in self._before.values():
             for name in [n for n in names if n.startswith(DYNAMOS) and n not in before]:
                 del names[name]
@@ -56,7 +56,7 @@ class DynamoNames:
 
 
 def _forget_hooks() -> None:
-    """Dynamo would remove the same names again when the code is freed, and print a KeyError for each (torch 2.13)."""
+    """Drop Dynamo's hooks: they would remove the same names again and print a KeyError for each (torch 2.13)."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     instance = getattr(getattr(dynamo, "CleanupManager", None), "instance", None)
     for hooks in getattr(instance, "values", {}).values():
@@ -64,9 +64,9 @@ def _forget_hooks() -> None:
 
 
 class Compile(Knob):
-    """What `Module.compile` does, on each outermost module with parameters, at its first call.
+    """Compiles each outermost module with parameters at its first call, as `Module.compile` does.
 
-    What was compiled is kept by Dynamo, so that further blocks do not compile anew; `forget` drops it.
+    Dynamo keeps the compiled code, so that further blocks do not compile again; `forget` drops it.
     """
 
     name = "compile"
@@ -75,24 +75,24 @@ class Compile(Knob):
     help = "Fuses operations and launches fewer kernels; the first steps compile. reduce-overhead adds CUDA graphs"
     kind = "module call"
     options = ("off", "default", "reduce-overhead")
-    climb_values = ("default",)  # a rule names reduce-overhead where launches are the cause
+    climb_values = ("default",)  # a rule proposes reduce-overhead if launches are the cause
     slow_to_prepare = True
     spellings = {"on": "default", "true": "default"}
     refusal_rests_on = ("device", "modules")
     helps_against = {"launch_bound": 1, "memory_bound_ops": 1}
 
     def __init__(self) -> None:
-        self._others: bool | None = None  # something was compiled before the experiment; None: none begun
+        self._others: bool | None = None  # code compiled before the experiment exists; None: no experiment yet
         self._names = DynamoNames()
-        self._switched_off = False  # by the value that was set last
+        self._switched_off = False  # whether the last value switched compiling off
 
     def value_in(self, observation: Observation) -> Value | None:
-        """Off, or compiled in a mode that cannot be seen."""
+        """Off; None for a compiled cell, whose mode cannot be determined."""
         trained = [m for m in observation.modules if m.parameter_count]
         return "off" if trained and not any(m.compiled for m in trained) else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Without a module or a compiler, or where the cell compiles itself."""
+        """Refuses without a module or a compiler, or if the cell itself compiles."""
         modules = [m for m in observation.modules if m.parameter_count]
         if not modules:
             return "your code calls no torch.nn.Module with parameters"
@@ -111,7 +111,7 @@ class Compile(Knob):
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         """Compile at the first call; afterwards the modules call their own code again.
 
-        Off, what was compiled runs as it is written, the cell's own calls of torch.compile too.
+        Set to off, all compiled code runs as written, also code that the cell itself compiled.
         """
         self._switched_off = value == "off"
         if self._switched_off:
@@ -125,7 +125,7 @@ class Compile(Knob):
         undo.enter_context(around_outermost(Layer.COMPILED, compiling.around))
 
     def forget(self) -> None:
-        """Drop what was compiled, unless the user's own would go with it."""
+        """Drop the compiled code, unless that would drop the user's own, too."""
         others, self._others = self._others, None
         if others is not False or not _something_is_compiled():
             return
@@ -155,7 +155,7 @@ class Compile(Knob):
         return took_effect(f"“{regions[0]}” in the trace") if regions else no_effect("no compiled region in the trace")
 
     def without(self, observation: Observation) -> Observation:
-        """No module of the cell is compiled as written, or the knob would have refused; switched off, all are."""
+        """Removes the knob's own mark: unless it is set to off, the cell compiles no module, or the knob refuses."""
         if self._switched_off:
             return observation
         return replace(observation, modules=tuple(replace(m, compiled=False) for m in observation.modules))
@@ -168,7 +168,7 @@ class Compile(Knob):
 
 
 class Compiling:
-    """Compiles modules as they are called; `put_back` takes the compiled calls off them."""
+    """Compiles modules at their first call; `put_back` removes the compiled calls."""
 
     def __init__(self, mode: str, effects: KnobEffects, names: DynamoNames) -> None:
         self._mode = mode
@@ -176,10 +176,10 @@ class Compiling:
         self._effects = effects
         self._modules: dict[int, Module] = {}
         self._compiled: list[Module] = []
-        self._ended = False  # the time for it is over
+        self._ended = False  # the time for compiling is over
 
     def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One outermost call. What cannot be compiled runs as it is, and is said."""
+        """One outermost call. A module that cannot be compiled runs as it is, and the reason is noted."""
         if id(module) not in self._modules:
             self._modules[id(module)] = module
             self._compile(module)
@@ -222,7 +222,7 @@ class Compiling:
 
 
 def _call(module: Module) -> Any:
-    """What `Module.compile` compiles; for torch's own classes (`Sequential`) it would silently compile nothing."""
+    """The call that `Module.compile` compiles; for torch's own classes (`Sequential`) it silently compiles nothing."""
     from torch._dynamo import external_utils, trace_rules
 
     own = trace_rules.check(module.forward)
@@ -245,7 +245,7 @@ def _no_cpp_compiler() -> str | None:
 
 
 def _space_in_its_paths() -> str | None:
-    """PyTorch (2.13) splits the compiler's command line at spaces, and each path on it."""
+    """Why a path with a space prevents compiling: PyTorch (2.13) splits the command line at spaces."""
     import torch
 
     paths = [sysconfig.get_path("include"), str(Path(torch.__file__).parent)]

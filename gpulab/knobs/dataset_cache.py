@@ -1,9 +1,10 @@
-"""The whole dataset in memory, loaded once before the loop: what a run would be like if loading items cost nothing.
+"""The whole dataset in memory, loaded once before the loop: shows a run in which loading items costs nothing.
 
-A dataset that returns another item each time (random augmentation) or draws random numbers for it is refused: a cache
-would freeze it. So is one that would take more than 25 % of the free memory or more than 60 s to load, by its first
-items. Random numbers are as before after the loading. Items are loaded when a loader is first iterated and kept by the
-knob until `forget` or until the user's dataset is gone; at each new application a few are loaded anew and compared.
+Refused are datasets whose items change from load to load (random augmentation) or draw random numbers: a cache would
+freeze them. Refused are also datasets that, judged by their first items, would take more than 25 % of the free memory
+or more than 60 s to load. Loading leaves the random state unchanged. Items are loaded when a loader is first iterated
+and kept by the knob until `forget`, or until the user's dataset is gone. Each new application loads a few items again
+and compares them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 MEMORY_SHARE = 0.25  # of the free memory
 LIMIT_S = 60.0
-PROBED = 16  # items, loaded twice: an augmentation that happens every other time is missed once in 65,000
+PROBED = 16  # items, loaded twice: an augmentation with probability 1/2 is missed once in 65,000
 PROBE_LIMIT_S = 4.0
-CHECKED_AGAIN = 3  # items, at each application
+CHECKED_AGAIN = 3  # items that each application compares
 _DEPTH = 8  # of containers in an item
 CHUNK = 64  # items at a time, for a dataset that loads several at once
 
@@ -52,14 +53,14 @@ class DatasetCache(LoaderOption):
 
     def __init__(self) -> None:
         self._items_by_dataset: WeakTable[list[Any]] = WeakTable()  # all items of datasets
-        self._obstacles: WeakTable[str] = WeakTable()  # what spoke against a dataset
+        self._obstacles: WeakTable[str] = WeakTable()  # why a dataset cannot be cached
 
     def value_in(self, observation: Observation) -> Value | None:
-        """Off, wherever there is a loader: a baseline has none."""
+        """Off if there is a loader: a baseline has no cache."""
         return None if observation.loader is None else False
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
-        """Reasons that need no item to be loaded; the others are in the effects of the run."""
+        """Reasons that are known without loading items; other reasons are in the effects of the run."""
         if not value:
             return None
         if observed.record.iterable:
@@ -67,8 +68,8 @@ class DatasetCache(LoaderOption):
         return "the dataset has no length" if observed.record.dataset_length is None else None
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
-        """Serve from memory the items of each dataset whose loader is iterated from here on."""
-        compared: set[int] = set()  # datasets some items of which were compared since
+        """From here on, serve the items of each iterated loader's dataset from memory."""
+        compared: set[int] = set()  # ids of datasets that were compared in this application
 
         def from_memory(loader: DataLoader[Any], workers: int) -> object:
             name = type(loader.dataset).__name__
@@ -99,7 +100,7 @@ class DatasetCache(LoaderOption):
                     effects.note("the dataset's items had changed, so the cache was refilled")
                 return self._fill(load, 1 + _copies(loader, workers), effects)
         except Inapplicable as e:
-            with suppress(TypeError):  # it cannot be referred to weakly
+            with suppress(TypeError):  # it has no weak references
                 self._obstacles.put(dataset, str(e))
             raise
         finally:
@@ -136,7 +137,7 @@ class DatasetCache(LoaderOption):
         return super().idle_words(observation, value, effects) if value else "the baseline has no cache"
 
     def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
-        """By its dataset."""
+        """Judges by the counts of the loader's dataset."""
         if not counts[f"{loader.dataset} from memory"]:
             return no_effect("the steps were fed by a different dataset")
         if counts[f"{loader.dataset} unchanged"]:
@@ -159,12 +160,12 @@ class DatasetCache(LoaderOption):
 
 
 def _copies(loader: DataLoader[Any], workers: int) -> int:
-    """How many workers have the items a second time: forked ones share them with this process."""
+    """How many workers hold a copy of the items: forked workers share them with this process."""
     return 0 if not workers or start_method(loader) == "fork" else workers
 
 
 class InMemoryBatches(InMemoryDataset):
-    """Of a dataset that loads several items at once."""
+    """In-memory items of a dataset that loads several items at once."""
 
     def __getitems__(self, keys: list[Any]) -> list[Any]:
         return [self[key] for key in keys]
@@ -173,8 +174,8 @@ class InMemoryBatches(InMemoryDataset):
 def _in_memory(loader: DataLoader[Any], items: list[Any]) -> InMemoryDataset:
     """The loader's dataset from memory.
 
-    torch's own collate_fn copies what it is given; one of the user's might change an item, and a loader that does not
-    batch hands it to the training: these get a copy of each.
+    torch's own collate_fn copies its items. A user's collate_fn might change an item, and a loader without batching
+    passes items to the training: these get a copy of each item.
     """
     from torch.utils.data import default_collate
 
@@ -187,7 +188,7 @@ def _unchanged(item: Any) -> Any:
 
 
 class _Loading:
-    """Loads items of one dataset the way torch's loader would."""
+    """Loads items of one dataset as torch's loader would."""
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, list | tuple):
@@ -200,7 +201,7 @@ class _Loading:
             raise Inapplicable("the dataset has no length") from None
 
     def items(self, indices: list[int]) -> list[Any]:
-        """These items. Raises Inapplicable where the dataset cannot load them."""
+        """The items at `indices`. Raises Inapplicable if the dataset cannot load them."""
         try:
             items = self._several(indices) if self._several else [self.dataset[i] for i in indices]
         except Exception as e:
@@ -212,7 +213,7 @@ class _Loading:
         return list(items)
 
     def probe(self, limit_bytes: int) -> None:
-        """Load some items twice. Raises Inapplicable where they differ, or all would be too large or take too long."""
+        """Load some items twice. Raises Inapplicable if they differ, or the dataset would be too large or too slow."""
         sizes: list[int] = []
         loading_s = 0.0
         deadline = time.perf_counter() + PROBE_LIMIT_S
@@ -236,7 +237,7 @@ class _Loading:
             raise Inapplicable(_too_large(f"the {self.length} items", share * sum(sizes), limit_bytes))
 
     def all(self, limit_bytes: int) -> tuple[list[Any], int]:
-        """All items and their size. Raises Inapplicable where they turn out to be more than the probe has predicted."""
+        """All items and their size in bytes. Raises Inapplicable if they exceed the limits after all."""
         items: list[Any] = []
         size_bytes = 0
         deadline = time.perf_counter() + 2 * LIMIT_S
@@ -254,7 +255,7 @@ class _Loading:
         return items, size_bytes
 
     def gives(self, items: list[Any]) -> bool:
-        """Whether it still gives these, by a few of them."""
+        """Whether the dataset still returns these items, judged by a few of them."""
         if self.length != len(items):
             return False
         count = min(CHECKED_AGAIN, len(items))
@@ -271,7 +272,7 @@ def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:
 
 
 def item_bytes(item: Any, depth: int = 0) -> int:
-    """An estimate: tensors, arrays, images, strings and what containers hold; other objects by their attributes."""
+    """Estimated size: tensors, arrays, images, strings, contents of containers; other objects by their attributes."""
     if depth > _DEPTH:
         return 0
     own = sys.getsizeof(item, 0)
@@ -284,14 +285,14 @@ def item_bytes(item: Any, depth: int = 0) -> int:
         return own + sum(item_bytes(k, depth + 1) + item_bytes(v, depth + 1) for k, v in item.items())
     if isinstance(item, list | tuple | set | frozenset):
         return own + sum(item_bytes(part, depth + 1) for part in item)
-    if hasattr(item, "getbands"):  # an image of Pillow's: one byte a pixel and band, or four
+    if hasattr(item, "getbands"):  # a Pillow image: one byte per pixel and band, or four
         width, height = item.size
         return own + int(width * height * max(len(item.getbands()), 4 if item.mode in ("I", "F") else 1))
     return own + item_bytes(getattr(item, "__dict__", None), depth + 1)
 
 
 def same(a: Any, b: Any, depth: int = 0) -> bool:
-    """Equal in type, shape and every value, NaN with NaN. Objects without a value to compare count as equal."""
+    """Whether type, shape and every value are equal (NaN equals NaN). Objects without comparable values are equal."""
     import numpy as np
     import torch
 
@@ -312,7 +313,7 @@ def same(a: Any, b: Any, depth: int = 0) -> bool:
     try:
         if bool(a == b):
             return True
-    except Exception:  # an __eq__ that gives an array
+    except Exception:  # an __eq__ that returns an array
         return same(getattr(a, "__dict__", None), getattr(b, "__dict__", None), depth + 1)
     by_identity = getattr(type(a), "__eq__", None) is getattr(object, "__eq__", None)
     return by_identity and same(getattr(a, "__dict__", None), getattr(b, "__dict__", None), depth + 1)

@@ -1,4 +1,4 @@
-"""What a DataLoader, an optimizer and a module are, read from the outside: the facts of an observation."""
+"""Describes a DataLoader, an optimizer and a module by their attributes: the facts of an observation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Entry = TypeVar("Entry")
 
 
 def loader_record(owner: Any) -> Loader:
-    """The settings of a DataLoader; of an iterator that was made before the run, those that it still has."""
+    """The settings of a DataLoader; for an iterator made before the run, the settings that it still holds."""
     from torch.utils.data import IterableDataset, default_collate
 
     def attribute(name: str) -> Any:
@@ -52,7 +52,7 @@ def loader_record(owner: Any) -> Loader:
 
 
 class WeakTable(Generic[Entry]):
-    """A table by object, which it refers to weakly and by identity. An entry ends with its object."""
+    """A table keyed by object identity with weak references. An entry disappears with its object."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[Any], Entry]] = {}
@@ -62,7 +62,7 @@ class WeakTable(Generic[Entry]):
         return entry[1] if entry is not None and entry[0]() is thing else None
 
     def put(self, thing: object, value: Entry) -> None:
-        """Raises TypeError where the object cannot be referred to weakly."""
+        """Raises TypeError if the object has no weak references."""
         key = id(thing)
 
         def drop(reference: weakref.ref[Any]) -> None:
@@ -83,9 +83,9 @@ class WeakTable(Generic[Entry]):
 
 
 class InMemoryDataset:
-    """A dataset whose items come from memory and that is the user's own in everything else.
+    """A dataset whose items come from memory; all other attributes are those of the user's dataset.
 
-    `fresh` makes of an item in memory the one that is handed out.
+    `fresh` turns an item in memory into the item that is returned.
     """
 
     def __init__(self, dataset: Any, items: list[Any], fresh: Callable[[Any], Any]) -> None:
@@ -114,12 +114,12 @@ class InMemoryDataset:
 
 
 def users_dataset(dataset: object) -> object:
-    """The user's dataset, where a knob has put another in its place."""
+    """The user's dataset, also if a knob has replaced it."""
     return dataset.users_dataset if isinstance(dataset, InMemoryDataset) else dataset
 
 
 def observed_loader(loader: DataLoader[Any]) -> ObservedLoader:
-    """A DataLoader, with what limits its options."""
+    """A DataLoader, with the facts that limit its options."""
     from torch.utils.data import BatchSampler
 
     sampler = loader.batch_sampler
@@ -132,7 +132,7 @@ def observed_loader(loader: DataLoader[Any]) -> ObservedLoader:
 
 
 def observed_optimizer(optimizer: Optimizer) -> ObservedOptimizer:
-    """An optimizer. Param groups of torch's own show whether it has a fused form."""
+    """An optimizer. The param groups of torch's optimizers show whether there is a fused form."""
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
     return ObservedOptimizer(
@@ -146,7 +146,7 @@ def observed_optimizer(optimizer: Optimizer) -> ObservedOptimizer:
 
 
 def observed_module(module: Module) -> ObservedModule:
-    """A module; parameters that have no shape yet are not counted."""
+    """A module; parameters without a shape yet (lazy ones) are not counted."""
     from torch.nn.modules.conv import _ConvNd
     from torch.nn.parameter import is_lazy
 
@@ -166,7 +166,7 @@ def observed_module(module: Module) -> ObservedModule:
 
 
 def observed_data_parallel(module: Module) -> ObservedDataParallel | None:
-    """Known to be one only where the code has imported it."""
+    """The module as a DistributedDataParallel; None if it is none, or the code has not imported that class."""
     wrapping = sys.modules.get("torch.nn.parallel.distributed")
     if wrapping is None or not isinstance(module, wrapping.DistributedDataParallel):
         return None
@@ -182,7 +182,7 @@ def observed_data_parallel(module: Module) -> ObservedDataParallel | None:
 
 
 def _backend(module: Any) -> str:
-    """Empty where the process group is gone."""
+    """The back end of the process group; empty if the group is gone."""
     try:
         return str(sys.modules["torch.distributed"].get_backend(module.process_group))
     except ValueError:
@@ -190,7 +190,7 @@ def _backend(module: Any) -> str:
 
 
 def _bucket_count(module: Any) -> int:
-    """The first bucket is smaller where the code has named no size, so that the exchange begins early."""
+    """The number of buckets. With the default size the first one is smaller, so that the exchange starts early."""
     first_bytes: int = 2**20 if getattr(module, "bucket_bytes_cap_default", False) else module.bucket_bytes_cap
     gradient_bytes: int = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     cap_bytes = max(1, int(module.bucket_bytes_cap))
@@ -218,7 +218,7 @@ def _distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def length_of(sized: Any) -> int | None:
-    """`len`, or None where the object has none or refuses."""
+    """`len`, or None if the object has none or raises."""
     try:
         return len(sized)
     except Exception:  # a user's __len__ may raise anything
@@ -226,7 +226,7 @@ def length_of(sized: Any) -> int | None:
 
 
 def _memory_format(weights: Iterable[Tensor]) -> str | None:
-    """Of 4-dimensional weights; one that fits both formats (a 1×1 convolution) decides nothing beside others."""
+    """The memory format of 4-dimensional weights; a weight that fits both formats (1×1 convolution) has no vote."""
     from torch import channels_last
 
     fits = {(w.is_contiguous(), w.is_contiguous(memory_format=channels_last)) for w in weights}
@@ -243,22 +243,19 @@ def _needs_closure(step: Callable[..., object]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-_BY_NAME = (type, types.FunctionType)  # pickled by their name
+_BY_NAME = (type, types.FunctionType)  # pickled by name
 _PICKLING = ("__getstate__", "__reduce__", "__reduce_ex__")
 
 
 def start_method(loader: Any = None) -> str:
-    """How workers would start; without a loader, those of one that says nothing of it.
-
-    Leaves a default that is not yet fixed as it is.
-    """
+    """How workers would start; without a loader, by the default. Does not fix a default that is still open."""
     context = getattr(loader, "multiprocessing_context", None)
     method: str | None = (context or multiprocessing).get_start_method(allow_none=True)
     return method or multiprocessing.get_all_start_methods()[0]
 
 
 def main_can_be_imported() -> bool:
-    """What `multiprocessing.spawn` asks before it lets a worker import the main module: no notebook can be."""
+    """Whether `multiprocessing.spawn` lets a worker import the main module; a notebook cannot be imported."""
     main = sys.modules["__main__"]
     return (
         getattr(getattr(main, "__spec__", None), "name", None) is not None

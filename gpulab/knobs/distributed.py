@@ -1,4 +1,4 @@
-"""Knobs of several ranks: what DistributedDataParallel and FSDP2 send, when, and in how many pieces.
+"""Knobs for several ranks: what DistributedDataParallel and FSDP2 send, when, and in how many pieces.
 
 Sources: PyTorch, "DDP Communication Hooks", `PeriodicModelAverager` and "torch.distributed.fsdp.fully_shard";
 Stich, "Local SGD Converges Fast and Communicates Little" (2019).
@@ -37,20 +37,20 @@ GLOO_WAITS = (
     "use NCCL, or a bucket_cap_mb larger than all gradients together"
 )
 LEAST_MB = 0.01
-START_STEPS = 2  # PowerSGD needs two steps of whole gradients first; its own default of 1000 would outlast a block
+START_STEPS = 2  # PowerSGD needs at least two steps of full gradients; its default of 1000 would outlast a block
 
-# What is counted
+# Names of counts
 WRAPPED, HOOKED, SHARDED = "wrapped models", "models with the hook", "sharded modules"
 AVERAGED, LOCAL = "averages", "local steps"
 
 
 def data_parallel(observation: Observation) -> ObservedDataParallel | None:
-    """The model whose gradients are exchanged; None where there is none."""
+    """The model whose gradients are exchanged; None if there is none."""
     return next((m.data_parallel for m in observation.modules if m.data_parallel is not None), None)
 
 
 class RankKnob(Knob):
-    """A knob that does nothing in one process alone: of a model under DistributedDataParallel."""
+    """A knob for a model under DistributedDataParallel; it has no effect in a single process."""
 
     of_ranks = True
     kind = "module call"
@@ -59,11 +59,11 @@ class RankKnob(Knob):
         return None if data_parallel(observation) is not None else NO_DDP
 
 
-# -- how DistributedDataParallel is made -------------------------------------------------------------------------------
+# -- arguments of DistributedDataParallel ------------------------------------------------------------------------------
 
 
 class DdpOption(RankKnob):
-    """An argument of DistributedDataParallel of the knob's own name, as if it were written where the code makes one."""
+    """An argument of DistributedDataParallel, named as the knob, as if the code passed it to the constructor."""
 
     change_counts = (WRAPPED,)
     idle_text = NONE_WRAPPED
@@ -106,7 +106,7 @@ class DdpOption(RankKnob):
 
 
 class BucketCap(DdpOption):
-    """How many gradients are gathered before they are exchanged."""
+    """The size of a bucket: how many gradients are collected before an exchange."""
 
     name = "bucket_cap_mb"
     title = "DDP bucket size"
@@ -117,7 +117,7 @@ class BucketCap(DdpOption):
     helps_against = {"exposed_communication": 1, "small_collectives": 1}
 
     def parse(self, raw: object) -> Value:
-        """A number of MB, of which a part may be. Raises UsageError."""
+        """A number of MB, also a fraction. Raises UsageError."""
         number = as_number(raw)
         if number < LEAST_MB:
             least = f"a number of MB ≥ {LEAST_MB}"
@@ -126,7 +126,7 @@ class BucketCap(DdpOption):
 
 
 class BucketView(DdpOption):
-    """Gradients that lie in the buckets: one copy less."""
+    """Gradients as views of the buckets, which saves one copy."""
 
     name = "gradient_as_bucket_view"
     title = "Gradients as bucket views"
@@ -137,7 +137,7 @@ class BucketView(DdpOption):
 
 
 class StaticGraph(DdpOption):
-    """The same parameters get gradients in each step, and DDP need not find out which."""
+    """Promises that the same parameters get gradients in each step, so that DDP need not search for unused ones."""
 
     name = "static_graph"
     title = "DDP static graph"
@@ -148,11 +148,11 @@ class StaticGraph(DdpOption):
         return ("if a later step uses other parameters, their gradients are wrong",) if value else ()
 
 
-# -- what is sent of a gradient ----------------------------------------------------------------------------------------
+# -- communication hooks ----------------------------------------------------------------------------------------
 
 
 class CommHook(RankKnob):
-    """The hook that exchanges a bucket of gradients in place of DistributedDataParallel's own all-reduce."""
+    """The hook that exchanges a bucket of gradients instead of DistributedDataParallel's own all-reduce."""
 
     name = "comm_hook"
     title = "Compressed gradients"
@@ -174,7 +174,7 @@ class CommHook(RankKnob):
         return NO_DDP if ddp is None else _takes_no_hook(ddp, value)
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
-        """At a model's first call: by then the user's code has registered its own."""
+        """Register at a model's first call: by then the user's code has registered its own hook."""
         from torch.nn.parallel import DistributedDataParallel
 
         models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -211,7 +211,7 @@ class CommHook(RankKnob):
 
 
 def _takes_no_hook(model: ObservedDataParallel, value: Value) -> str | None:
-    """Why a model cannot take this hook; None where it can."""
+    """Why a model cannot take this hook; None if it can."""
     if model.has_hook:
         return HAS_ONE
     return GLOO_WAITS if value == "powersgd" and model.backend == "gloo" and model.bucket_count > 1 else None
@@ -240,7 +240,7 @@ def _register(model: Any, name: str, effects: KnobEffects) -> None:
 
 
 class LocalSgd(RankKnob):
-    """Each rank steps by itself without exchanging gradients; every k steps all take the mean of their weights."""
+    """Ranks step without exchanging gradients; every k steps they average their weights."""
 
     name = "local_sgd"
     title = "Local SGD"
@@ -290,10 +290,10 @@ class Averaging(OptimizerHook):
         self._period = period
         self._effects = effects
         self.models: list[Any] = []
-        self._steps: dict[int, int] = {}  # by the model's place
+        self._steps: dict[int, int] = {}  # by position of the model
 
     def after(self, optimizer: Optimizer) -> None:
-        """A step of some model's weights."""
+        """Count a step of a model's weights."""
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for place, model in enumerate(self.models):
             weights = [p for p in model.parameters() if p.requires_grad]
@@ -308,9 +308,9 @@ class Averaging(OptimizerHook):
 
 @contextmanager
 def without_sync(models: list[Any]) -> Iterator[None]:
-    """Each DistributedDataParallel that this thread calls behaves as within its `no_sync`, and is in `models`.
+    """Inside, each DistributedDataParallel called on this thread runs under its `no_sync` and is added to `models`.
 
-    For knobs that exchange later.
+    For knobs that exchange gradients later.
     """
     import torch.distributed
 
@@ -334,7 +334,7 @@ def without_sync(models: list[Any]) -> Iterator[None]:
 
 
 def average(tensors: Sequence[Tensor], group: Any) -> None:
-    """Give each tensor its mean over all ranks, in one collective for each kind of number."""
+    """Replace each tensor by its mean over all ranks, with one collective per dtype."""
     import torch
     import torch.distributed as dist
     from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
@@ -353,7 +353,7 @@ def average(tensors: Sequence[Tensor], group: Any) -> None:
 
 
 class ReshardAfterForward(RankKnob):
-    """Whether modules under `fully_shard` free gathered weights: if not, the backward pass gathers none again."""
+    """Whether modules under `fully_shard` free gathered weights; if not, the backward pass need not gather again."""
 
     name = "reshard_after_forward"
     title = "FSDP: reshard after the forward pass"

@@ -1,7 +1,7 @@
-"""Keep a knob's value: the exact edit of the user's own cell, as a diff where the place is found, else as a snippet.
+"""Makes a knob's value permanent: a diff of the user's cell if the place is found, else a snippet.
 
-The cell is worked on as text, so that its formatting, comments and IPython's lines stay as they are; a change is only
-offered where the changed text parses to the old code with that one value changed.
+The cell is edited as text, so that its formatting, comments and IPython lines stay as they are. A change is offered
+only if the new text parses to the old code with just that value changed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _DATA_LOADER = (  # parameters that may be given by position, in that order
 _TRAINS = ("backward", "step")
 _FSTRING_END = getattr(tokenize, "FSTRING_END", tokenize.STRING)  # from Python 3.12 on
 _CONTEXT = 2  # lines around a change
-ELSEWHERE = "# And, where it belongs:"  # before what has no place in the cell
+ELSEWHERE = "# And, where it belongs:"  # precedes snippets without a place in the cell
 
 
 class Edit(Struct, frozen=True):
-    """What makes values permanent. `text` is a unified diff of the cell (`is_diff`) with notes, or a snippet.
+    """An edit that makes values permanent. `text`: a unified diff of the cell (`is_diff`) with notes, or a snippet.
 
-    `cell` is the cell with all that could be located changed.
+    `cell`: the cell with every value changed that could be located.
     """
 
     text: str
@@ -49,7 +49,7 @@ class Edit(Struct, frozen=True):
 
 
 def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
-    """The edit that keeps all these values. What cannot be located in the cell is given as a snippet."""
+    """The edit that keeps all these values. A value that cannot be located in the cell becomes a snippet."""
     changed, unplaced, notes = cell, list[CodeEdit](), list[str]()
     for code_edit in edits:
         result = _changed(changed, code_edit)
@@ -70,13 +70,13 @@ def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
 
 
 def diff(old: str, new: str, old_title: str, new_title: str) -> str:
-    """Of two texts of a cell."""
+    """The unified diff of two texts of a cell."""
     lines = difflib.unified_diff(old.split("\n"), new.split("\n"), old_title, new_title, n=_CONTEXT, lineterm="")
     return "\n".join(lines)
 
 
 def _with_one_loop_end(edits: list[CodeEdit]) -> list[CodeEdit]:
-    """Of several that change the end of the loop one, which does what all of them do."""
+    """Merge all edits of the end of the loop into one that does the work of all."""
     ends = [one.loop_end for one in edits if one.loop_end is not None]
     if len(ends) < 2:
         return edits
@@ -90,7 +90,7 @@ def _with_one_loop_end(edits: list[CodeEdit]) -> list[CodeEdit]:
 
 
 def _changed(text: str, code_edit: CodeEdit) -> tuple[str, str] | None:
-    """The cell with one value changed, and what to say about it; None where the place is not found."""
+    """The cell with one value changed, and a note about it; None if the place is not found."""
     tree = parse(text)
     if tree is None or not code_edit.keyword or "\r" in text:
         return None
@@ -114,7 +114,7 @@ def _changed(text: str, code_edit: CodeEdit) -> tuple[str, str] | None:
 
 
 def _set_keyword(lines: _Text, tree: ast.Module, call: ast.Call, code_edit: CodeEdit) -> bool:
-    """Set the keyword of one call in the text and in the tree; whether that could be done for certain."""
+    """Set the keyword of one call in the text and in the tree. False if the result would be uncertain."""
     if any(isinstance(a, ast.Starred) for a in call.args):
         return False
     present = next((k for k in call.keywords if k.arg == code_edit.keyword), None)
@@ -142,7 +142,7 @@ def _same(a: ast.Module | None, b: ast.Module) -> bool:
 
 
 def _calls(tree: ast.Module, name: str) -> list[ast.Call]:
-    """All calls of that name, of `….name` and of what the cell imports under another name, in order of the text."""
+    """All calls of `name`, of `….name` and of its import aliases, in order of the text."""
     aliases = {name} | {
         a.asname
         for node in ast.walk(tree)
@@ -161,7 +161,7 @@ def _has_name(function: ast.expr, name: str, aliases: set[str]) -> bool:
 
 
 def _feeding(tree: ast.Module, calls: list[ast.Call]) -> list[ast.Call]:
-    """Of several DataLoader calls those that feed a training loop, where one does; else all."""
+    """Of several DataLoader calls, those that feed a training loop; all if none does."""
     if len(calls) < 2:
         return calls
     iterated = [loop.iter for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.AsyncFor) and _trains(loop)]
@@ -178,7 +178,7 @@ def _trains(loop: ast.For | ast.AsyncFor) -> bool:
 
 
 def _assigned(tree: ast.Module) -> dict[int, set[str]]:
-    """For each node in the value of an assignment, by id: the names that it is assigned to."""
+    """For each node in the value of an assignment, by id: the names on the left."""
     assigned: dict[int, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -205,7 +205,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
 
 
 class _Text:
-    """A cell's text that is changed where nodes of its tree stand. One change at a time, or from the end backwards."""
+    """A cell's text, edited at the positions of its tree's nodes. One change at a time, or from the end backwards."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -220,7 +220,7 @@ class _Text:
         self.text = self.text[:begin] + literal + self.text[end:]
 
     def add(self, call: ast.Call, argument: str) -> None:
-        """Have another argument at the end of a call, on a line of its own where the last one has its own."""
+        """Append an argument to a call, on a separate line if the last argument is on one."""
         begin, end = self._span(call)
         if not call.args and not call.keywords:
             return self._insert(end - 1, argument)
@@ -230,13 +230,13 @@ class _Text:
             return self._insert(last, f", {argument}")
         had_comma = comma > last
         addition = f"\n{indent}{argument}{',' if had_comma else ''}"
-        line_end = self.text.find("\n", comma, end)  # a comment may stand before it
+        line_end = self.text.find("\n", comma, end)  # a comment may precede it
         self._insert(line_end if line_end >= 0 else comma, addition)
         if not had_comma:
             self._insert(last, ",")
 
     def _before_last(self, call: ast.Call) -> str:
-        """What stands on its line before the last argument, but for its own brackets."""
+        """The text before the last argument on its line, without that argument's opening brackets."""
         nodes: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
         at = max(self._offset(n.lineno, n.col_offset) for n in nodes)
         return self.text[self.text.rfind("\n", 0, at) + 1 : at].rstrip("([{")
@@ -249,13 +249,13 @@ class _Text:
         return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)
 
     def _offset(self, line: int, column: int) -> int:
-        """Where in the text: `ast` counts columns in bytes."""
+        """The offset in characters: `ast` counts columns in bytes."""
         start = self._starts[line - 1]
         return start + len(self.text[start:].split("\n", 1)[0].encode()[:column].decode(errors="ignore"))
 
 
 def _end_of_arguments(call: str) -> tuple[int, int]:
-    """In the text of a call: where its last argument ends, and where the comma after it does (there, without one)."""
+    """Offsets in a call's text: the end of its last argument, and of the comma after it (the same without a comma)."""
     starts = [0, *(m.end() for m in re.finditer("\n", call))]
     ends = [
         (starts[token.end[0] - 1] + token.end[1], token.string)
@@ -267,7 +267,7 @@ def _end_of_arguments(call: str) -> tuple[int, int]:
 
 
 def parse(text: str) -> ast.Module | None:
-    """The cell's tree, IPython's own lines left out in place; None where it is no Python."""
+    """The cell's tree, with IPython's own lines masked; None if it is no Python."""
     lines = text.split("\n")
     for _ in range(len(lines) + 1):
         try:
@@ -281,7 +281,7 @@ def parse(text: str) -> ast.Module | None:
 
 
 def _mask(lines: list[str], number: int) -> bool:
-    """Put a statement in the place of one of IPython's lines, with the lines that continue it."""
+    """Replace an IPython line, with its continuation lines, by a statement."""
     match = _IPYTHON.match(lines[number]) if number < len(lines) else None
     if match is None:
         return False

@@ -1,4 +1,4 @@
-"""Fused optimizer kernels for an optimizer that was built without them, by its param groups."""
+"""Fused optimizer kernels for an optimizer that was built without them, set in its param groups."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 OPERATORS = {"Adam": "_fused_adam_", "AdamW": "_fused_adamw_", "SGD": "_fused_sgd_", "Adagrad": "_fused_adagrad_"}
 IN_TRACE = re.compile(r"_fused_(adamw?|sgd|adagrad)_")
-MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")  # that torch sets on a fused optimizer
+MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")  # torch sets them if fused
 DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
 class FusedOptimizer(Knob):
-    """One kernel for all parameters of an optimizer, or torch's own choice without it."""
+    """One kernel for all parameters of an optimizer; off: torch's own choice without fusing."""
 
     name = "fused_optimizer"
     lesson = "08_fused_kernels"
@@ -41,7 +41,7 @@ class FusedOptimizer(Knob):
         return all(o.fused is True for o in able) if able else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Where no optimizer has a fused form, or not for its parameters."""
+        """Refuses if no optimizer has a fused form, or none for its parameters."""
         if not observation.optimizers:
             return "no optimizer steps in your code"
         if not value:
@@ -80,7 +80,7 @@ def _cannot(optimizer: ObservedOptimizer) -> str | None:
 
 
 class _Before:
-    """An optimizer's options as they were; `put_back` restores them and leaves its state."""
+    """An optimizer's former options; `put_back` restores them and keeps the optimizer's state."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -90,7 +90,7 @@ class _Before:
 
     def put_back(self) -> None:
         optimizer = self.optimizer
-        added = len(optimizer.param_groups) - len(self._options)  # since then, with the defaults
+        added = len(optimizer.param_groups) - len(self._options)  # groups added since, with the defaults
         for group, options in zip(
             optimizer.param_groups, [*self._options, *[self._defaults] * max(0, added)], strict=False
         ):
@@ -112,7 +112,7 @@ class Switching(OptimizerHook):
         self._switched: dict[int, _Before] = {}
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """At its first step it is switched, unless there is a reason not to."""
+        """Switch the optimizer at its first step, unless a reason forbids it."""
         if id(optimizer) in self._optimizers:
             return
         if not self._fused and getattr(optimizer, "found_inf", None) is not None:
@@ -135,7 +135,7 @@ class Switching(OptimizerHook):
             self._effects.count("optimizers")
 
     def _wait(self, optimizer: Optimizer) -> None:
-        """GradScaler left the unscaling of this step to the fused kernel; the next it does itself."""
+        """For one step: GradScaler left its unscaling to the fused kernel; from the next step on it unscales itself."""
         self._switched.setdefault(id(optimizer), _Before(optimizer))
         vars(optimizer)["_step_supports_amp_scaling"] = False
 
@@ -145,7 +145,7 @@ class Switching(OptimizerHook):
 
 
 def rehost_steps(optimizer: Optimizer) -> None:
-    """Put the count of steps where the optimizer's present form reads it: fused with the parameter, else on the CPU."""
+    """Move the step count to the device where the optimizer reads it: the parameter's if fused, else the CPU."""
     import torch
 
     for group in optimizer.param_groups:

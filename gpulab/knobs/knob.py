@@ -1,6 +1,6 @@
-"""What a knob is: one change to how a cell runs that needs no edit of the cell and puts back what it found.
+"""The base class of knobs: a knob changes how a cell runs, without an edit of the cell, and restores the former state.
 
-All that a knob knows of itself stands in its own class: the command, the bench, experiments and the climb ask it.
+Everything about one knob is in its class: the command, the bench, experiments and the climb query the class.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ State = Literal["took effect", "no effect", "cannot tell"]
 
 
 class KnobEffects(Struct):
-    """What a knob really did while the code ran: `apply` notes it, `verify` reads it.
+    """What a knob really did while the code ran: `apply` records it, `verify` reads it.
 
-    `counts` says how often something was changed ("loaders", "module calls", "optimizers"); `refusals` why something
-    was left as it was, in words for the user; `notes` what else they should know. `preparation_s` was spent to make
-    ready, while the code waited: it is no part of any step.
+    `counts`: how often something was changed ("loaders", "module calls", "optimizers"); `refusals`: why something was
+    left unchanged, in words for the user; `notes`: other facts for the user. `preparation_s`: time that the code waited
+    for preparation, which is part of no step.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -43,7 +43,7 @@ class KnobEffects(Struct):
         self.counts[what] += 1
 
     def refuse(self, why: str) -> None:
-        """Say, once, why something was left as it was."""
+        """Record, once, why something was left unchanged."""
         if why not in self.refusals:
             self.refusals.append(why)
 
@@ -53,7 +53,7 @@ class KnobEffects(Struct):
 
 
 class Verification(Struct, frozen=True):
-    """Whether a change took effect, and by which evidence: a sentence without a full stop."""
+    """Whether a change took effect, and the evidence: a sentence without a full stop."""
 
     state: State
     evidence: str
@@ -72,13 +72,13 @@ def cannot_tell(evidence: str) -> Verification:
 
 
 class LoopEnd(Struct, frozen=True):
-    """The last lines of a training loop: the backward pass and the step, every `batches` batches, `scaled` or not."""
+    """The last lines of a training loop: the backward pass, and a step every `batches` batches."""
 
     batches: int = 1
     scaled: bool = False  # by a GradScaler
 
     def joined_with(self, other: LoopEnd) -> LoopEnd:
-        """One end that does what both do: of two side by side a reader would run both."""
+        """One end that does the work of both: a reader would run two side by side."""
         return LoopEnd(max(self.batches, other.batches), self.scaled or other.scaled)
 
     @property
@@ -97,11 +97,12 @@ class LoopEnd(Struct, frozen=True):
 
 
 class CodeEdit(Struct, frozen=True):
-    """How to keep a value: `keyword=literal` goes into the `call` where the cell has one, else `snippet` is shown.
+    """Makes a value permanent: `keyword=literal` goes into the `call` if the cell has one, else `snippet` is shown.
 
-    `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet, which is
-    `lines` and the end of the loop where that changes too. In `literal` the word `keyword` is what the cell has; where
-    that is more than a name, `once` computes it once. `title` is for `literal` that does not say what it keeps.
+    `call`: the name of a call as the user writes it ("DataLoader"); empty if there is only the snippet, which is
+    `lines` and `loop_end`. In `literal` the word `keyword` is replaced by the cell's present expression; if that is
+    more than a name, `once` is used, which evaluates it once. `title`: heading for a `literal` that is not
+    self-explanatory.
     """
 
     lines: str
@@ -114,7 +115,7 @@ class CodeEdit(Struct, frozen=True):
 
     @property
     def wraps(self) -> bool:
-        """Whether the literal needs the value that the cell has."""
+        """Whether the literal contains the cell's present expression."""
         return bool(self.keyword) and self.literal_for("") != self.literal
 
     def literal_for(self, old: str) -> str:
@@ -128,7 +129,7 @@ class CodeEdit(Struct, frozen=True):
 
 
 class StepTimes(Struct, frozen=True):
-    """What a climb has measured when it chooses the next value. `cores`: those that this process may use."""
+    """What a climb has measured when it chooses the next value. `cores`: how many this process may use."""
 
     cores: float = 1.0
     step_us: float = 0.0
@@ -136,39 +137,39 @@ class StepTimes(Struct, frozen=True):
 
 
 class Knob(ABC):
-    """One knob. Values are plain data; `None` in place of a value means unknown.
+    """One knob. Values are plain data; None instead of a value means unknown.
 
-    What has a default here is left out by a knob for which the default is true.
+    A knob overrides an attribute or a method only if the default here does not fit.
     """
 
     name: str  # as in `--set NAME=VALUE`
     title: str  # as in the bench
     help: str  # one line: what it changes and when that helps
     kind: Kind  # what it changes
-    # (False, True) is a switch, words are all there are, of numbers those that the bench proposes
+    # (False, True): a switch; words: all possible values; numbers: the values that the bench proposes
     options: tuple[Value, ...]
-    least: int = 1  # of a number
+    least: int = 1  # the smallest valid number
     spellings: Mapping[str, str] = MappingProxyType({})  # other ways to write an option
-    climb_values: tuple[Value, ...] = ()  # that a climb tries, the likeliest first; a switch is switched on
+    climb_values: tuple[Value, ...] = ()  # a climb tries them, the likeliest first; a switch is switched on
     lesson: str = ""  # the notebook that teaches it, without folder and ending; empty: none
-    aliases: tuple[str, ...] = ()  # what else it is called, for the hint at the nearest name
-    changes_training: str = ""  # why another value is another training and not only another speed; empty: it is not
-    cost: str = ""  # what more of it takes, as a sentence; empty: nothing to speak of
-    same_training: bool = False  # it changes when batches come or who makes them, nothing that is computed from them
-    changes_steps: bool = False  # another value is another number of optimizer steps per epoch
-    needs: tuple[str, ...] = ()  # knobs whose value it depends on: where they are taken back, so is this one
-    slow_to_prepare: bool = False  # compiling for one: a short block of it would be nothing else
-    of_ranks: bool = False  # it does nothing in one process alone, and is no toggle of the bench
-    starts_processes: bool = False  # that must be able to import the dataset
-    # parts of an observation with which alone `refuses` is certain, so that it can be asked before anything runs
+    aliases: tuple[str, ...] = ()  # other names, to suggest this knob for them
+    changes_training: str = ""  # why another value changes the training, not only the speed; empty: it does not
+    cost: str = ""  # the price of a larger value, as a sentence; empty: negligible
+    same_training: bool = False  # it changes when and where batches are made, but no computed value
+    changes_steps: bool = False  # it changes the number of optimizer steps per epoch
+    needs: tuple[str, ...] = ()  # knobs that it depends on: if they are reset, so is this one
+    slow_to_prepare: bool = False  # preparation (compiling) would fill a short block
+    of_ranks: bool = False  # it has no effect in a single process, and is no toggle of the bench
+    starts_processes: bool = False  # they must be able to import the dataset
+    # parts of an observation that suffice for `refuses`, so that it can be called before anything runs
     refusal_rests_on: tuple[Literal["device", "modules"], ...] = ()
-    change_counts: tuple[str, ...] = ()  # what `apply` counts in the effects where it changes something
+    change_counts: tuple[str, ...] = ()  # the counts in the effects that show a change by `apply`
     idle_text: str = "your code already has this"  # why nothing was changed, with {} for the value
-    # finding → how early this knob is tried against it where the finding names none: 1 comes first
+    # finding → rank of this knob among the cures, if the finding itself names none: 1 comes first
     helps_against: Mapping[str, int] = MappingProxyType({})
 
     def parse(self, raw: object) -> Value:
-        """The value that a user wrote, as a text or in code: from there on it has the knob's own type.
+        """The value that a user wrote, as text or in code, converted to the knob's own type.
 
         Raises UsageError naming the knob, the raw value and the nearest valid one.
         """
@@ -183,25 +184,25 @@ class Knob(ABC):
 
     @abstractmethod
     def value_in(self, observation: Observation) -> Value | None:
-        """The value as the cell has it; None where that cannot be seen."""
+        """The cell's own value; None if it cannot be determined."""
 
     @abstractmethod
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Why it cannot be set to that value here, with the cure where there is one; None where it can."""
+        """Why it cannot be set to that value here, with a remedy if there is one; None if it can."""
 
     def machine_refuses(self, value: Value) -> str | None:
-        """Why no code on this machine can have that value; None where some can."""
+        """Why no code on this machine can have that value; None if some code can."""
         return None
 
     def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
-        """What speaks against a value without forbidding it."""
+        """Reasons against a value that do not forbid it."""
         return ()
 
     @contextmanager
     def applied(self, value: Value) -> Iterator[KnobEffects]:
-        """Set it for the code that runs inside, on this thread; put back everything at the end, whatever happens.
+        """Set it for the code that runs inside, on this thread; at the end everything is restored, whatever happens.
 
-        Entered once per block, after the capture's hooks are in place and in any order with other knobs.
+        Entered once per block, after the capture's hooks are installed, in any order with other knobs.
         """
         effects = KnobEffects()
         with ExitStack() as undo:
@@ -210,9 +211,9 @@ class Knob(ABC):
 
     @abstractmethod
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
-        """Set it, and have `undo` put it back. What really happens is noted in `effects`, also later.
+        """Set it, and register its restoration with `undo`. Effects are recorded in `effects`, also later.
 
-        What has to outlive a block (a filled cache) stays in the knob object until `forget`.
+        State that outlives a block (a filled cache) stays in the knob object until `forget`.
         """
 
     def forget(self) -> None:
@@ -220,9 +221,9 @@ class Knob(ABC):
         return
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """Whether it took effect in `run`, a run in which it was applied; traced where tracing was possible.
+        """Whether it took effect in `run`, a run in which it was applied, traced if tracing was possible.
 
-        `observation` is of the baseline. It had no effect where nothing of `counted` was changed.
+        `observation` is of the baseline. If all counts in `change_counts` are zero, it had no effect.
         """
         if self.change_counts and not any(effects.counts[what] for what in self.change_counts):
             return no_effect("; ".join(effects.refusals) or self.idle_words(observation, value, effects))
@@ -230,39 +231,39 @@ class Knob(ABC):
 
     @abstractmethod
     def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """The same, where something was changed: what in the run shows that it had the value."""
+        """As `verify`, once something was changed: what in the run shows that it had the value."""
 
     def idle_words(self, observation: Observation, value: Value, effects: KnobEffects) -> str:
-        """Why nothing was changed, though nothing spoke against it."""
+        """Why nothing was changed although nothing was refused."""
         return self.idle_text.format(setting_text(value))
 
     def without(self, observation: Observation) -> Observation:
-        """The observation of a run in which it was applied, without what the knob itself added."""
+        """The observation of a run in which it was applied, without the knob's own effects."""
         return observation
 
     def environment_with(self, environment: Environment, value: Value) -> Environment:
-        """The environment that a run had in which it was applied; `environment` was read after it was put back."""
+        """The environment during a run in which it was applied; `environment` was read after the restoration."""
         return environment
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """What a climb tries next where the cell has `value`, the likeliest first."""
+        """The values that a climb tries next if the cell has `value`, the likeliest first."""
         return self.climb_values or ((True,) if self.options == (False, True) else ())
 
     @abstractmethod
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """The edit of the user's code that keeps it."""
+        """The edit of the user's code that makes the value permanent."""
 
 
 _SWITCH = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
 
 
 def setting_text(value: object) -> str:
-    """A value as a user writes it: a switch is on or off."""
+    """A value as a user writes it: a switch is "on" or "off"."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def choice(name: str, raw: object, options: Sequence[str], spellings: Mapping[str, str]) -> str:
-    """One of a few words. Raises UsageError."""
+    """The option that a word denotes. Raises UsageError if there is none."""
     text = str(raw).strip()
     word = spellings.get(text.lower(), text.lower())
     if word in options:
@@ -273,7 +274,7 @@ def choice(name: str, raw: object, options: Sequence[str], spellings: Mapping[st
 
 
 def as_number(raw: object) -> float:
-    """The finite number that a text or a value means; -1 where it is none."""
+    """The finite number that a text or a value denotes; -1 if it is none."""
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         return -1.0
     try:

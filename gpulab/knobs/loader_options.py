@@ -1,7 +1,6 @@
 """The options of a DataLoader as knobs: workers, prefetch, pin_memory, persistent_workers, batch_size.
 
-They hold for every DataLoader that the code iterates, evaluation loaders too:
-`changed_loader` tells how.
+They apply to every DataLoader that the code iterates, evaluation loaders too; see `changed_loader`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from gpulab.knobs.knob import (
 from gpulab.knobs.observation import Observation, ObservedLoader
 from gpulab.run import Loader, Run, Steps
 
-PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # in CUPTI's names of copies
+PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # parts of CUPTI's names of copies
 
 NO_LOADER = "your code iterates no DataLoader"
 NO_WORKERS = "the DataLoader has no workers; set workers=2 together with it"
@@ -41,12 +40,12 @@ UNFIT_FOR_SPAWN = (
     "the notebook defines the Dataset (or collate_fn, worker_init_fn): workers started by {method} cannot "
     "import it; move it to a .py file, or keep workers=0"
 )
-LARGEST_PREFETCH = 8  # that a climb tries
-SMALL_SHARED_MEMORY_BYTES = 128 * 2**20  # a container's default is 64 MiB, through which all batches go
+LARGEST_PREFETCH = 8  # limit for a climb
+SMALL_SHARED_MEMORY_BYTES = 128 * 2**20  # all batches of workers pass through it; a container's default is 64 MiB
 
 
 class LoaderOption(Knob):
-    """One option: each says by itself what a loader cannot have, and what shows in a run that a loader had it."""
+    """One option of a DataLoader: why a loader cannot have a value, and what in a run shows that it had the value."""
 
     kind = "DataLoader option"
     lesson = "03_starving_gpu"
@@ -55,7 +54,7 @@ class LoaderOption(Knob):
     option: Option
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
-        """Why a loader cannot have the value: here, for want of workers."""
+        """Why a loader cannot have the value; the default reason is that it has no workers."""
         if "workers" not in self.needs:
             return None
         if observed.record.iterable:
@@ -63,14 +62,14 @@ class LoaderOption(Knob):
         return NO_WORKERS if value and not observed.record.num_workers else None
 
     def value_in(self, observation: Observation) -> Value | None:
-        """Of the loader that feeds the steps; None without one, or where it has none."""
+        """The value of the loader that feeds the steps; None without such a loader, or if it has no value."""
         if observation.loader is None:
             return None
         value: Value | None = getattr(observation.loader.record, self.option)
         return value
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Why the loader that feeds the steps cannot have it. See `with_settings` for knobs that are set with it."""
+        """Why the loader that feeds the steps cannot have it. For knobs set together see `with_settings`."""
         if observation.loader is None:
             return NO_LOADER
         return self.reason(observation.loader, value)
@@ -79,7 +78,7 @@ class LoaderOption(Knob):
         undo.enter_context(overriding(self.option, value, effects, lambda loader: self.reason(loader, value)))
 
     def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the loader that fed the steps, and by what only that value can bring about."""
+        """Judges by the loader that fed the steps, and by effects that only this value can have."""
         if run.loader is None:
             return cannot_tell("could not identify which DataLoader fed the steps")
         return self.loader_evidence(run.loader, value, effects.counts, run)
@@ -98,9 +97,9 @@ class LoaderOption(Knob):
 
 
 def with_settings(observation: Observation, settings: Mapping[str, Value]) -> Observation:
-    """The observation as these settings would make it: give it to `refuses` of a knob that is set together with them.
+    """The observation as if these settings were applied, for `refuses` of a knob that is set together with them.
 
-    So `prefetch=4` is possible where `workers=2` is set with it. Other knobs' settings change nothing.
+    Then `prefetch=4` is possible if `workers=2` is set with it. Settings of other kinds of knobs change nothing.
     """
     knobs: tuple[LoaderOption, ...] = (WORKERS, PREFETCH, PERSISTENT_WORKERS, PIN_MEMORY, BATCH_SIZE)
     options: dict[str, Value] = {knob.option: settings[knob.name] for knob in knobs if knob.name in settings}
@@ -128,8 +127,8 @@ def _little_shared_memory(workers: int) -> tuple[str, ...]:
 
 
 def pins_nothing_here() -> bool:
-    """Whether this machine has no GPU that memory could be pinned for. Starts none."""
-    if detect_device("auto").kind == "cuda":  # torch's own question would start its driver
+    """Whether this machine has no GPU for pinned memory. Does not start a GPU driver."""
+    if detect_device("auto").kind == "cuda":  # torch's own query would start the driver
         return False
     from torch import accelerator
 
@@ -138,7 +137,7 @@ def pins_nothing_here() -> bool:
 
 
 def _samples_per_batch(steps: Steps) -> int | None:
-    """Of most steps: an epoch's last batch may be smaller."""
+    """The samples of most steps: an epoch's last batch may be smaller."""
     usable = (steps.sample_count >= 0) & (steps.batch_count > 0)
     if not usable.any():
         return None
@@ -171,7 +170,7 @@ class Workers(LoaderOption):
     }
 
     def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
-        """Worker processes that were really there."""
+        """Judges by the worker processes that were alive."""
         workers, alive = int(value), counts["worker processes"]
         if loader.num_workers != workers:
             return no_effect(f"the DataLoader that fed the steps had {_processes(loader.num_workers)}")
@@ -184,7 +183,7 @@ class Workers(LoaderOption):
         return took_effect(f"{_processes(workers)} {'was' if workers == 1 else 'were'} alive{crowded}")
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
-        """Where the dataset itself divides its work, or a process could not import it."""
+        """Refuses if the dataset itself divides its work, or a process could not import it."""
         if observed.record.iterable:
             return OWN_AFFAIR
         if value and observed.dataset_from_main and observed.start_method != "fork":
@@ -200,7 +199,7 @@ class Workers(LoaderOption):
         super().apply(value, effects, undo)
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """As many as keep up with the steps, and one more; then powers of two; up to usable cores + 1."""
+        """The number that keeps up with the steps, and one more; then powers of two; up to usable cores + 1."""
         now, most = int(value or 0), max(1, math.floor(times.cores)) + 1
         counts: list[int] = []
         if times.data_wait_us is not None and times.step_us > times.data_wait_us:
@@ -222,7 +221,7 @@ class Prefetch(LoaderOption):
     helps_against = {"data_starved": 2, "storage_bound": 2}
 
     def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
-        """The loader as its workers were started."""
+        """Judges by the loader as its workers were started."""
         if loader.prefetch_factor != value or not loader.num_workers:
             return no_effect("the DataLoader that fed the steps kept its prefetch_factor")
         ahead = int(value) * loader.num_workers
@@ -254,7 +253,7 @@ class PinMemory(LoaderOption):
         return "there is no GPU: torch does not pin memory here" if value and pins_nothing_here() else None
 
     def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
-        """The kind of the copies to the device in the trace; without such copies, the loader's own word."""
+        """Judges by the copies to the device in the trace; without such copies, by the loader's attribute."""
         if loader.pin_memory != value:
             return no_effect(f"the DataLoader that fed the steps had pin_memory={loader.pin_memory}")
         names = run.timeline.names if run.timeline is not None else ()
@@ -277,7 +276,7 @@ class PersistentWorkers(LoaderOption):
     helps_against = {"worker_restart": 1}
 
     def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
-        """Workers started less often than epochs began, or as often."""
+        """Judges by whether workers started less often than epochs began, or as often."""
         epochs, starts = counts["epochs"], counts["worker starts"]
         if loader.persistent_workers != value:
             return no_effect("the DataLoader that fed the steps kept its persistent_workers")
@@ -307,7 +306,7 @@ class BatchSize(LoaderOption):
     helps_against = {"launch_bound": 3, "small_batch": 1, "memory_underused": 1}
 
     def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
-        """Samples that the steps really had; where they cannot be counted, the loader's own word."""
+        """Judges by the samples that the steps had; if they cannot be counted, by the loader's attribute."""
         if loader.batch_size != value:
             return no_effect(f"the DataLoader that fed the steps used batch_size={loader.batch_size}")
         samples = _samples_per_batch(run.steps)
@@ -318,7 +317,7 @@ class BatchSize(LoaderOption):
         return cannot_tell(f"batch_size={value} was set, but most batches have a first dimension of {samples}")
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
-        """Where something else makes the batches, or there are not so many items."""
+        """Refuses if torch's own sampler does not make the batches, or there are fewer items than one batch."""
         record = observed.record
         if record.iterable:
             return OWN_AFFAIR

@@ -1,4 +1,4 @@
-"""The layout of images and of the weights that convolve them: channels first or last."""
+"""The memory layout of images and of convolution weights: channels first or last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChannelsLast(Knob):
-    """Weights and inputs with 4 dimensions of the outermost modules that have 2-dimensional convolutions."""
+    """Converts 4-dimensional weights and inputs of outermost modules that have 2-dimensional convolutions."""
 
     name = "channels_last"
     lesson = "08_fused_kernels"
@@ -32,7 +32,7 @@ class ChannelsLast(Knob):
     helps_against = {"layout": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
-        """As the weights are laid out; None where they differ."""
+        """The layout of the weights; None if they differ."""
         formats = {m.memory_format for m in observation.modules if m.has_convolution and m.memory_format is not None}
         if len(formats) != 1 or "mixed" in formats:
             return None
@@ -44,7 +44,7 @@ class ChannelsLast(Knob):
         return None
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
-        """Lay out weights at a module's first call, inputs at each, optimizer states at the first step."""
+        """Convert weights at a module's first call, inputs at each call, optimizer states at the first step."""
         import torch
 
         layout = Layout(torch.channels_last if value else torch.contiguous_format, effects)
@@ -72,7 +72,7 @@ class ChannelsLast(Knob):
 
 
 class Layout(OptimizerHook):
-    """Lays out weights, inputs and optimizer states, and the first and last as before at the end."""
+    """Converts weights, inputs and optimizer states; `put_back` restores weights and states."""
 
     def __init__(self, layout: torch.memory_format, effects: KnobEffects) -> None:
         self._layout = layout
@@ -114,7 +114,7 @@ class Layout(OptimizerHook):
             self._effects.count("weights")
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """Gradients and states must lie as the weights do: fused kernels refuse others, multi-tensor ones are slow."""
+        """Convert gradients and states like the weights: fused kernels refuse a mix, multi-tensor ones are slow."""
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
             self._lay_out_states(optimizer)
@@ -134,7 +134,7 @@ class Layout(OptimizerHook):
                         state[name] = laid_out_like(value, p)
 
     def put_back(self) -> None:
-        """The tensors that were found hold the values of now; gradients and states lie as they do."""
+        """Copy the present values into the original tensors; gradients and states get the same layout."""
         import torch
 
         with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Mixed precision: autocast around the model, with the loss scaled where gradients would underflow.
+"""Mixed precision: autocast around the model, with loss scaling for fp16, whose gradients could underflow.
 
 With fp16 each backward pass starts from the scaled loss, and its gradients are unscaled right after it: the user's code
-(clipping, logging) sees gradients of the usual size. A step is skipped where they have overflowed.
+(clipping, logging) sees gradients of the usual size. If gradients overflow, the step is skipped.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-FIRST_SCALE = 2.0**16  # of a loss, torch's own
+FIRST_SCALE = 2.0**16  # initial loss scale, torch's default
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LOW = frozenset(DTYPES.values())
 
-# As matrix libraries (cuBLAS, cuDNN, CUTLASS, nvjet) and torch's own kernels spell them
+# The spellings of matrix libraries (cuBLAS, cuDNN, CUTLASS, nvjet) and of torch's own kernels
 KERNELS = {
     "bf16": re.compile(r"bf16|bfloat16|nvjet(_\w+)?_ts[st]", re.IGNORECASE),
     "fp16": re.compile(r"(?<!b)f16|fp16|half|h(16816|1688|884)gemm|hmma|nvjet(_\w+)?_hs[sh]", re.IGNORECASE),
@@ -52,7 +52,7 @@ KERNELS = {
 
 
 class Amp(Knob):
-    """Automatic mixed precision. The cell's own autocast regions, if any, take the value too."""
+    """Automatic mixed precision. The cell's own autocast regions, if any, use the value too."""
 
     name = "amp"
     lesson = "07_mixed_precision"
@@ -74,17 +74,17 @@ class Amp(Knob):
     helps_against = {"no_mixed_precision": 1, "memory_bound_ops": 2}
 
     def __init__(self) -> None:
-        self._scale: float | None = None  # of the loss: the next block starts with that of the last
+        self._scale: float | None = None  # loss scale at the end of the last block; the next block starts with it
 
     def value_in(self, observation: Observation) -> Value | None:
-        """The dtype of the first module that is called under autocast."""
+        """The dtype of the first module called under autocast."""
         if not observation.modules:
             return None
         short = {long: name for name, long in DTYPES.items()}
         return next((short[m.autocast_dtype] for m in observation.modules if m.autocast_dtype in short), "off")
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Nothing to wrap, nothing to gain, or a loss that the cell scales itself."""
+        """Refuses if there is nothing to wrap or to gain, or the cell scales its own loss."""
         if not observation.modules:
             return "your code calls no torch.nn.Module: there is nothing to autocast"
         if value in ("off", self.value_in(observation)):
@@ -107,7 +107,7 @@ class Amp(Knob):
         return None
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
-        """Autocast the outermost module calls, and the code's own regions alike; with fp16 the loss is scaled too."""
+        """Autocast the outermost module calls and the code's own regions; with fp16 also scale the loss."""
         import torch
 
         dtype = None if value == "off" else getattr(torch, DTYPES[str(value)])
@@ -121,14 +121,14 @@ class Amp(Knob):
             undo.enter_context(around_outermost(Layer.AUTOCAST, _autocasting(dtype, effects, scaling)))
 
     def _keep_scale(self, scaling: LossScaling) -> None:
-        with suppress(RuntimeError):  # a device in trouble; the user's code has its own error
+        with suppress(RuntimeError):  # a failing device: the user's code reports its own error
             self._scale = scaling.scale or self._scale
 
     def forget(self) -> None:
         self._scale = None
 
     def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the baseline has not."""
+        """Judges by the kernels on a GPU; on the CPU by autocast's casts, if the baseline has none."""
         counts = effects.counts
         if value == "off":
             regions = counts["autocast regions"]
@@ -174,7 +174,7 @@ class Amp(Knob):
 
 
 def _lower_precision_in(run: Run, value: str, observation: Observation) -> str:
-    """What in the trace shows the lower precision and is not in the baseline; empty where nothing does."""
+    """What shows, in the trace but not in the baseline, the lower precision, in words; empty if nothing does."""
     counts = trace_counts(run) or {}
     if run.timeline is not None and run.timeline.has_device_events:
         kernel = first_match(KERNELS[value], tuple(sorted(set(kernel_names(run)) - observation.operators)))
@@ -216,21 +216,21 @@ def _autocasting(dtype: torch.dtype, effects: KnobEffects, scaling: LossScaling 
 
 
 def _device_kind(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The kind of device that the call computes on; None where autocast is not to be used."""
+    """The kind of device that the call computes on; None if autocast must not be used."""
     import torch
     from torch.utils import _pytree as pytree
 
     parameter = next(module.parameters(), None)
     if parameter is not None:
         return parameter.device.type
-    if isinstance(module, torch.nn.BCELoss):  # it raises under autocast
+    if isinstance(module, torch.nn.BCELoss):  # raises under autocast
         return None
     tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
     return next((t.device.type for t in tensors if t.requires_grad), None)
 
 
 def _own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """The code's own `torch.autocast` regions use `dtype` on this thread, or do nothing where that is None."""
+    """Inside, the code's own `torch.autocast` regions on this thread use `dtype`, or do nothing if it is None."""
     from torch.amp import autocast_mode
 
     thread = get_ident()
@@ -259,7 +259,7 @@ AMP = Amp()
 
 
 class LossScaling(OptimizerHook):
-    """One GradScaler for everything that is trained, created at the first backward pass."""
+    """One GradScaler for all trained parameters, created at the first backward pass."""
 
     def __init__(self, effects: KnobEffects, scale: float | None) -> None:
         self._effects = effects
@@ -273,7 +273,7 @@ class LossScaling(OptimizerHook):
         self._off = False
         self._within = False  # a scaled backward pass is running
         self._overflows = 0
-        self._overflows_at_step: dict[int, int] = {}  # of each optimizer: the overflows at its last step
+        self._overflows_at_step: dict[int, int] = {}  # by optimizer: the overflows at its last step
         self._stash = GradientStash()  # overflowed gradients, during the step that skips them
 
     def begin(self, undo: ExitStack) -> None:
@@ -321,7 +321,7 @@ class LossScaling(OptimizerHook):
     # -- backward ------------------------------------------------------------------------------------------------
 
     def _backward(self, roots: Any, go: Callable[[Any], None]) -> None:
-        """One backward pass from the scaled roots; the gradients it leaves are unscaled and added to those before."""
+        """One backward pass from the scaled roots; its gradients are unscaled and added to the earlier gradients."""
         if self._off or self._within or not self._parameters:
             go(roots)
             return
@@ -356,7 +356,7 @@ class LossScaling(OptimizerHook):
 
     @property
     def scale(self) -> float | None:
-        """What the next backward pass would be scaled by; None before the first."""
+        """The scale of the next backward pass; None before the first."""
         if self._scaler is None:
             return None
         self._update(self._scaler)
@@ -380,13 +380,13 @@ class LossScaling(OptimizerHook):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """Where gradients have overflowed, remove them, so that the optimizer skips the step."""
+        """If gradients have overflowed, remove them, so that the optimizer skips the step."""
         self._stash.restore()
         self._in_closure = closure
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         unknown = [p for p in parameters if id(p) not in self._parameters]
         if self._scaler is not None and unknown and self._passes:
-            self._unscale(unknown, self._scaler)  # of no module that was called
+            self._unscale(unknown, self._scaler)  # they belong to no called module
         self._know(unknown)
         if closure or not self._passes:
             return
@@ -408,7 +408,7 @@ class LossScaling(OptimizerHook):
 
 
 def _add_back(before: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Accumulate as autograd does: into the tensor that was there."""
+    """Accumulate as autograd does: into the former gradient tensor."""
     import torch
 
     dense = [(p, g, p.grad) for p, g in before if p.grad is not None and not (g.is_sparse or p.grad.is_sparse)]

@@ -1,4 +1,4 @@
-"""What a cell used when it ran as written: the facts from which each knob knows its present value and its limits."""
+"""What a cell used when it ran as written; from these facts each knob derives its present value and its limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec import Struct
 from gpulab.run import Category, Device, Loader, Run
 
 Shape = tuple[int, ...]
-StepInputs = tuple[tuple[Shape, ...], ...]  # per backward pass of a step: the inputs of what was trained by it
+StepInputs = tuple[tuple[Shape, ...], ...]  # per backward pass of a step: input shapes of the modules trained by it
 
 
 class ObservedLoader(Struct, frozen=True):
-    """One DataLoader that was iterated. `record` is how it was built."""
+    """One DataLoader that was iterated. `record` has its settings."""
 
     record: Loader
     custom_batch_sampler: bool  # not torch's own BatchSampler
@@ -23,7 +23,7 @@ class ObservedLoader(Struct, frozen=True):
 
 
 class ObservedOptimizer(Struct, frozen=True):
-    """One optimizer that stepped. `fused` as in its first param group; None: torch chooses."""
+    """One optimizer that stepped. `fused`: as in its first param group; None: torch chooses."""
 
     class_name: str
     supports_fused: bool
@@ -34,9 +34,9 @@ class ObservedOptimizer(Struct, frozen=True):
 
 
 class ObservedDataParallel(Struct, frozen=True):
-    """How a DistributedDataParallel exchanges gradients. `has_hook`: by a communication hook of the code's own.
+    """How a DistributedDataParallel exchanges gradients. `has_hook`: the code registered a communication hook.
 
-    `backend` is that of its process group; `bucket_count` counts buckets as long as none is closed too early.
+    `backend`: of its process group; `bucket_count`: buckets, if every bucket is filled.
     """
 
     bucket_cap_mb: float
@@ -48,7 +48,7 @@ class ObservedDataParallel(Struct, frozen=True):
 
 
 class ObservedModule(Struct, frozen=True):
-    """One outermost module that was called. `memory_format`: of its 4-dimensional weights, None without any."""
+    """One outermost module that was called. `memory_format`: of its 4-dimensional weights; None without any."""
 
     class_name: str
     parameter_count: int
@@ -57,13 +57,13 @@ class ObservedModule(Struct, frozen=True):
     memory_format: str | None  # "contiguous", "channels_last", "mixed"
     compiled: bool
     trained: bool  # a backward pass followed while it was in training mode
-    autocast_dtype: str | None  # autocast was on when it was called: "bfloat16", "float16"
+    autocast_dtype: str | None  # "bfloat16", "float16" if it was called under autocast
     data_parallel: ObservedDataParallel | None = None  # None: it is no DistributedDataParallel
-    fully_sharded: bool = False  # some part of it is under FSDP2's `fully_shard`
+    fully_sharded: bool = False  # whether any submodule is under FSDP2's `fully_shard`
 
 
 class Observation(Struct, frozen=True):
-    """What the reference run, in which nothing was changed, used."""
+    """What the code used in the reference run, in which nothing was changed."""
 
     device: Device
     loaders: tuple[ObservedLoader, ...] = ()  # the one that feeds the steps first
@@ -75,7 +75,7 @@ class Observation(Struct, frozen=True):
     attention: str | None = None
     grad_scaler: bool = False  # the cell scales its own gradients
     differentiates_twice: bool = False
-    checks: frozenset[str] = frozenset()  # that were on, as their knobs are named
+    checks: frozenset[str] = frozenset()  # checks that were on, by the names of their knobs
     compute_threads: int | None = None  # of an operator on the CPU, at the end of the run
     step_inputs: StepInputs | None = None  # None: unknown, or not the same in all observed steps
 
@@ -90,7 +90,7 @@ OPERATORS = (Category.CPU_OP, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU
 def trace_counts(
     run: Run, categories: tuple[Category, ...] = (*OPERATORS, Category.USER_ANNOTATION)
 ) -> dict[str, int] | None:
-    """How often each operator, annotation and kernel is in the trace; None where there is no trace."""
+    """How often each operator, annotation and kernel is in the trace; None without a trace."""
     timeline = run.timeline
     if timeline is None:
         return None
@@ -108,6 +108,6 @@ def kernel_names(run: Run) -> tuple[str, ...]:
 
 
 def first_match(pattern: re.Pattern[str], names: tuple[str, ...]) -> str | None:
-    """The first name that the pattern is found in, cut where it gets long."""
+    """The first name that contains the pattern, shortened if it is long."""
     first = next((name for name in names if pattern.search(name)), None)
     return first if first is None or len(first) <= 60 else f"{first[:59]}…"

@@ -1,9 +1,9 @@
 """Observes what a cell uses while it runs as written, so that every knob knows its present value and its limits.
 
-On the thread that enters, it hooks `DataLoader.__iter__`, `GradScaler.scale` and `autocast.__enter__`; for a few steps
-at a time also optimizer steps and backward passes, and a few outermost module calls. That is at the beginning and again
+On the thread that enters, it hooks `DataLoader.__iter__`, `GradScaler.scale` and `autocast.__enter__`. For a few steps
+at a time it also hooks optimizer steps, backward passes and a few outermost module calls: at the beginning, and again
 when a loader is iterated or an optimizer steps for the first time. Module calls are also sampled after the first
-backward passes. All hooks are removed. Objects are referred to weakly, and only while the code runs.
+backward passes. All hooks are removed. References to objects are weak and dropped when the code ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CALLS_OF_A_SAMPLE = 16  # outermost module calls
 SAMPLES = 12  # of such calls, at most
-STEPS_AT_A_TIME, PASSES_AT_A_TIME = 5, 512  # optimizer steps, and backward passes where none comes
+STEPS_AT_A_TIME, PASSES_AT_A_TIME = 5, 512  # optimizer steps; backward passes, if there is no optimizer step
 MOST_OBJECTS = 32  # of each kind
 
 _WORKER_DIED = "DataLoader worker"  # torch's signal handler raises this at any line of the main thread
@@ -58,7 +58,7 @@ class FactsByObject(Generic[Facts]):
         self._places: WeakTable[int] = WeakTable()
 
     def place(self, thing: object) -> int | None:
-        """The position of its facts, which are read at its first use; None where there are too many objects."""
+        """The position of the object's facts, read at its first use; None if there are too many objects."""
         place = self._places.get(thing)
         if place is None and len(self.facts) < MOST_OBJECTS:
             self.facts.append(self._describe(thing))
@@ -71,7 +71,7 @@ class FactsByObject(Generic[Facts]):
 
 
 def guarded(note: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Drop faults of gpulab, which must not become the user's: what cannot be described is not recorded."""
+    """Suppress faults of gpulab, which must not reach the user: an object that cannot be described is not recorded."""
 
     @functools.wraps(note)
     def careful(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -85,9 +85,9 @@ def guarded(note: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 class Observer:
-    """Records facts of the code inside `observing`, on the thread that made this.
+    """Records facts of the code inside `observing`, on the thread that created the observer.
 
-    `observation` joins them with the record of the same run.
+    `observation` joins the facts with the record of the same run.
     """
 
     def __init__(self, samples: int = SAMPLES) -> None:
@@ -107,7 +107,7 @@ class Observer:
         self._calls = Hook(lambda: around_outermost(Layer.INPUTS, self._around_module))
         self._since_backward: set[int] = set()  # positions of modules called with gradients
         self._pass_count = 0
-        self._current: int | None = None  # position of the outermost module that runs and is sampled
+        self._current: int | None = None  # position of the running outermost module, if sampled
 
     def observation(self, run: Run) -> Observation:
         """The observation of `run`, the run that was observed."""
@@ -165,12 +165,12 @@ class Observer:
         self._sample()
 
     def _observe_passes(self) -> None:
-        """Observe backward passes too. The hook is installed within the code: over all others it can be removed."""
+        """Observe backward passes too. Installed while the code runs, so it is outermost and can be removed."""
         if self._steps.is_on:
             self._passes.on()
 
     def _rest(self) -> None:
-        """Remove the hooks of steps. Not to be called from an optimizer's hook, while torch iterates over these."""
+        """Remove the hooks of steps. Must not run inside an optimizer's hook, while torch iterates over the hooks."""
         if self._steps.is_on:
             self._passes.off()
             self._steps.off()
@@ -186,7 +186,7 @@ class Observer:
 
     @guarded
     def _optimizer_step(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
-        """An optimizer has stepped. Within a wrapper (Accelerate's), which shares its param groups, it comes first."""
+        """An optimizer has stepped. A wrapper that shares its param groups (Accelerate's) steps after it."""
         if self._closed or get_ident() != self._thread:
             return
         self._step_budget -= 1
@@ -269,7 +269,7 @@ class Observer:
             self.inputs.called(args, kwargs)
 
     def _around_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `autocast.__enter__`, which may be called within the outermost module."""
+        """Wrap `autocast.__enter__`, which may be called inside the outermost module."""
 
         @guarded
         def note(region: Any) -> None:
@@ -305,7 +305,7 @@ def observe(samples: int = SAMPLES) -> Iterator[Observer]:
 
 
 def tf32_setting() -> bool | None:
-    """Whether torch lets matrix products use TF32; None where it raises (old and new switches mixed)."""
+    """Whether torch lets matrix products use TF32; None if the query raises (old and new switches mixed)."""
     import torch
 
     with suppress(RuntimeError, AttributeError):
@@ -316,7 +316,7 @@ def tf32_setting() -> bool | None:
 
 
 def attention_backend(counts: Counter[str]) -> str | None:
-    """The back end of scaled_dot_product_attention with most calls; None without any."""
+    """The most frequent back end of scaled_dot_product_attention; None without any."""
     calls = Counter[str]()
     for name, backend in _ATTENTION.items():
         calls[backend] += counts[name]
@@ -331,7 +331,7 @@ def has_ampere_units(device: Device) -> bool:
 
 
 def _autocast_dtype(module: Module) -> str | None:
-    """The dtype of the autocast that is on, for the device of the module's parameters."""
+    """The dtype of the active autocast for the device of the module's parameters."""
     import torch
 
     first = next(module.parameters(), None)
@@ -341,7 +341,7 @@ def _autocast_dtype(module: Module) -> str | None:
 
 
 def _within_a_module() -> bool:
-    """Whether this thread is inside of a module call already."""
+    """Whether this thread is inside a module call already."""
     from torch.nn import Module
 
     frame = sys._getframe(1)
@@ -369,7 +369,7 @@ class InputShapes:
         self._shapes[None if tensor is None else tuple(tensor.shape)] = None
 
     def backward(self) -> None:
-        """A backward pass begins, through the calls since the last one."""
+        """A backward pass begins: it trains the modules called since the last one."""
         if not self._shapes or None in self._shapes:
             self.whole = False
         self._passes.append(tuple(shape for shape in self._shapes if shape is not None))
@@ -385,12 +385,12 @@ class InputShapes:
 
     @property
     def of_a_step(self) -> StepInputs | None:
-        """The inputs of every observed step; None where these differ, or no step was observed."""
+        """The inputs common to all observed steps; None if steps differ, or none was observed."""
         return next(iter(self._steps)) if len(self._steps) == 1 else None
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Tensors among the arguments, also in a mapping. In a list an element may be a sample, so that it is no batch."""
+    """Tensors among the arguments, also in a mapping. Lists are skipped: an element may be a sample, not a batch."""
     from torch import Tensor
 
     for argument in (*args, *kwargs.values()):

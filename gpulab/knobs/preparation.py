@@ -1,7 +1,7 @@
-"""Lets another thread end what a knob prepares within the user's code, compiling for one, when time is over.
+"""Lets another thread end a knob's preparation inside the user's code, such as compiling, when time is over.
 
-A run ends at a step boundary, and code that waits for a compiler may not come to one for minutes. What takes long says
-so meanwhile.
+A run ends at a step boundary, but code that waits for a compiler may reach none for minutes. A long preparation shows
+its `status`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from msgspec import Struct
 
 
 class PreparationEnded(BaseException):
-    """Raised within `endable`. No Exception, so that a compiler's own handlers let it pass."""
+    """Raised inside `endable`. No subclass of Exception, so that a compiler's own handlers let it pass."""
 
 
 class _Current(Struct):
-    """Of the one preparation at a time: its thread, and the module in whose functions it may be ended."""
+    """The current preparation (at most one): its thread, and the module in whose functions it may be ended."""
 
     thread: int | None = None
     module: str = ""
-    ending: bool = False  # somebody ends it, or has
+    ending: bool = False  # `end` was called for it
 
 
 class Status(Struct):
-    """What is being prepared, in words for who waits; empty: nothing. Read from any thread."""
+    """What is being prepared, in words for the waiting user; empty: nothing. Read from any thread."""
 
     words: str = ""
 
@@ -39,13 +39,13 @@ _MOST_BYTECODES = 1_000_000
 _TRIES, _BETWEEN_TRIES_S = 100, 0.01
 
 _current = _Current()
-_lock = threading.Lock()  # of those who end; who prepares takes it only where somebody does
+_lock = threading.Lock()  # held by `end`; the preparing thread takes it only if `ending` is set
 
 
 class endable:
-    """Inside, `end` raises PreparationEnded on this thread, as long as a function of that module is running there.
+    """Inside, `end` raises PreparationEnded on this thread while a function of `module` is running there.
 
-    Cheap: a compiled module is called so in each step, for each call may compile anew.
+    Cheap, because it encloses every call of a compiled module: each call may compile again.
     """
 
     def __init__(self, module: str) -> None:
@@ -59,15 +59,15 @@ class endable:
         _current.thread = None
         if _current.ending:
             with _lock:
-                _receive(self._thread)  # what was not delivered yet belongs to nobody
+                _receive(self._thread)  # consume an exception that was not delivered yet
                 _current.ending = False
 
 
 def end() -> None:
-    """End what is being prepared now, if anything. From any thread."""
+    """End the current preparation, if any. From any thread."""
     for _ in range(_TRIES):
         with _lock:
-            _current.ending = True  # before the look at who prepares: one of the two sees the other
+            _current.ending = True  # set before `thread` is read: so one of the two threads sees the other
             thread = _current.thread
             frame = sys._current_frames().get(thread) if thread is not None else None
             codes = []
@@ -84,15 +84,15 @@ def end() -> None:
 
 
 def _swallows(code: CodeType) -> bool:
-    """Whether Python calls it where no error can go anywhere: it would be printed, and lost."""
+    """Whether Python prints and drops exceptions of this code: finalizers and GC callbacks."""
     callbacks = (*gc.callbacks, sys.unraisablehook)
     return code.co_name == "__del__" or any(code is getattr(c, "__code__", None) for c in callbacks)
 
 
 def _receive(thread: int) -> None:
-    """Let this thread raise what it was to raise.
+    """Let this thread raise its pending exception, and swallow it.
 
-    Merely taken back, CPython 3.11 goes on looking for it, and stands still for ever under a profile function.
+    If the exception is only cancelled, CPython 3.11 keeps polling for it and hangs under a profile function.
     """
     try:
         _raise_in(thread)
@@ -103,5 +103,5 @@ def _receive(thread: int) -> None:
 
 
 def _raise_in(thread: int) -> None:
-    """At its next bytecode."""
+    """Raise PreparationEnded in the thread at its next bytecode."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PreparationEnded))

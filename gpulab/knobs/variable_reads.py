@@ -1,7 +1,7 @@
 """Observes whether names are read while code runs: by its own lines, or by functions of its namespace that it calls.
 
-Its own lines read through a mapping in place of the namespace. Calls of functions are observed with `sys.setprofile`.
-That slows Python down, so it ends once each name was read, at the latest with the first steps, which are warm-up.
+The code's own lines use a mapping instead of the namespace. Calls of functions are observed with `sys.setprofile`,
+which slows Python down; so that ends once every name was read, at the latest with the first steps, which are warm-up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EffectsByName = Mapping[str, KnobEffects]
 
 
 class Lines(UserDict[str, Any]):
-    """The namespace for the code's own lines: it passes everything through and notes reads of the values set."""
+    """The namespace for the code's own lines: passes everything through and records reads of the set values."""
 
     def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], effects: EffectsByName) -> None:
         self.data = namespace
@@ -46,7 +46,7 @@ class Lines(UserDict[str, Any]):
 
 @contextmanager
 def observing_reads(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[tuple[Lines, EffectsByName]]:
-    """Note which of the names set to these values the code inside reads; its own lines have to use the `Lines`."""
+    """Record which of these names the code inside reads; the code's own lines must use the `Lines`."""
     effects = {name: KnobEffects() for name in values}
     lines = Lines(namespace, values, effects)
     with _Functions(lines).installed():
@@ -54,7 +54,7 @@ def observing_reads(namespace: dict[str, Any], values: Mapping[str, object]) -> 
 
 
 def verify(value: object, before: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
-    """Whether a variable took effect. `used`: the code has something that could read it."""
+    """Whether a variable took effect. `used`: the code contains a possible reader."""
     if _is_set(before, value):
         return no_effect(f"the value is already {value!r}")
     if effects.counts[READ]:
@@ -74,15 +74,15 @@ class _Functions:
         self._namespace = lines.data
         self._values = lines.values_set
         self._effects = lines.effects
-        self._names: dict[CodeType, set[str]] = {}  # that each code reads, of those set
+        self._names: dict[CodeType, set[str]] = {}  # set names that each code object reads
         self._events = 0
         self._steps = 0
         self._process = os.getpid()
-        self._profile_function = self._on_event  # one object, to be compared with what is installed
+        self._profile_function = self._on_event  # a fixed object, to compare with the installed function
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Observe, unless there is nothing to observe, or another profile function is installed."""
+        """Observe, unless there is nothing to observe or another profile function is installed."""
         if not self._values or sys.getprofile() is not None:
             yield
             return

@@ -1,9 +1,9 @@
 """Variables of the user's own code as knobs: which names can be set for one run, to what, and how that is undone.
 
 Two kinds can be set: a name that the code assigns as a plain literal at its top level before anything reads it (the
-literal is replaced), and a name that the code reads and an earlier cell assigned (it is set in the namespace). It also
-counts as read where a function or class that the code uses reads it, whichever cell defines that. A plain literal is a
-number, a string, a bool, None, or a tuple or list of these.
+literal is replaced), and a name that an earlier cell assigned and the code reads (it is set in the namespace). Reads by
+functions and classes that the code uses count too, whichever cell defines them. A plain literal is a number, a string,
+a bool, None, or a tuple or list of these.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from gpulab.user_code import global_names
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
 
 _ABSENT = object()
-_BUILDING = frozenset({"__new__", "__init__", "__post_init__"})  # of an existing object these have run
+_BUILDING = frozenset({"__new__", "__init__", "__post_init__"})  # for an existing object they have already run
 
 
 class Variables(Struct, frozen=True):
-    """The names that code could have set. `literals`: its own, with their values; `read`: those it takes from outside.
+    """The settable names of some code. `literals`: assigned by the code, with their values; `read`: from outside.
 
-    `namespace` is the live one, where the code is going to run. `used`: all that it may read, wherever it is from.
+    `namespace`: the live namespace in which the code will run. `used`: all names that the code may read.
     """
 
     literals: Mapping[str, Plain]
@@ -61,12 +61,12 @@ class Variables(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that can be set, in alphabetical order."""
+        """All settable names, in alphabetical order."""
         outside = {n for n in self.read if n in self.namespace and is_plain(self.namespace[n])}
         return tuple(sorted(outside | set(self.literals)))
 
     def has(self, name: str) -> bool:
-        """Whether the code has a variable of that name. Raises UsageError where there is one that cannot be set."""
+        """Whether the code has a variable of that name. Raises UsageError if it exists but cannot be set."""
         if name in self.literals:
             return True
         if name not in self.namespace:
@@ -87,7 +87,7 @@ class Variables(Struct, frozen=True):
         return True
 
     def present(self, name: str) -> Plain:
-        """Its value as it is. Raises UsageError where there is none."""
+        """The present value of a variable. Raises UsageError if there is none."""
         if not self.has(name):
             raise UsageError(
                 f"{name} cannot be set: the code neither reads it nor assigns it a literal. "
@@ -100,12 +100,12 @@ class Variables(Struct, frozen=True):
         return value
 
     def value(self, name: str, raw: Plain) -> Plain:
-        """`raw`, a value or a text, as a value of that variable. Raises UsageError where it does not fit."""
+        """`raw`, a value or a text, as a value of that variable. Raises UsageError if it does not fit."""
         return fitted(name, raw, self.present(name))
 
 
 def names_in(tree: ast.AST) -> frozenset[str]:
-    """All names that the code reads, assigns, defines, imports or deletes, in whatever scope."""
+    """All names that the code reads, assigns, defines, imports or deletes, in any scope."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -122,9 +122,9 @@ def names_in(tree: ast.AST) -> frozenset[str]:
 
 
 def replace_literals(tree: ast.Module, values: Mapping[str, object]) -> ast.Module:
-    """The code with those of its own literals replaced that have a value here; new nodes stand where the old stood.
+    """The code with new values for its own literals; new nodes have the positions of the old ones.
 
-    Other names are passed over.
+    Names without such a literal are ignored.
     """
     tree = copy.deepcopy(tree)
     places = [(node, name) for name, nodes in literal_places(tree).items() if name in values for node in nodes]
@@ -134,7 +134,7 @@ def replace_literals(tree: ast.Module, values: Mapping[str, object]) -> ast.Modu
 
 @contextmanager
 def setting_names(namespace: MutableMapping[str, Any], values: Mapping[str, object]) -> Iterator[None]:
-    """Set names for the code inside, then put back what they were, or their absence, whatever the code made of them."""
+    """Set names for the code inside, then restore their former values or absence, whatever the code assigned."""
     before = {name: namespace.get(name, _ABSENT) for name in values}
     try:
         namespace.update(values)
@@ -148,7 +148,7 @@ def setting_names(namespace: MutableMapping[str, Any], values: Mapping[str, obje
 
 
 def code_edit(name: str, value: Plain) -> CodeEdit:
-    """The edit that keeps it: `call` is empty and `keyword` the name, where a literal of the cell is to be changed."""
+    """The edit that makes it permanent. To change a literal of the cell, `call` is empty and `keyword` the name."""
     literal = repr(value)
     if isinstance(value, float) and not math.isfinite(value):
         literal = f'float("{literal}")'
@@ -159,7 +159,7 @@ def code_edit(name: str, value: Plain) -> CodeEdit:
 
 
 def is_plain(value: object) -> TypeGuard[Plain]:
-    """Whether it is a plain literal. A subclass (NumPy's float64 is one of float) is not."""
+    """Whether it is a plain literal. Instances of subclasses (NumPy's float64 subclasses float) are not."""
     if type(value) in (tuple, list):
         assert isinstance(value, tuple | list)
         return all(map(is_plain, value))
@@ -167,7 +167,7 @@ def is_plain(value: object) -> TypeGuard[Plain]:
 
 
 def plain_value(text: str) -> Plain:
-    """What a text means: a Python literal, else itself."""
+    """The value of a text: a Python literal, else the text itself."""
     try:
         value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -176,7 +176,7 @@ def plain_value(text: str) -> Plain:
 
 
 def fitted(name: str, raw: Plain, present: Plain) -> Plain:
-    """`raw`, a value or a text, in the type of the present value. Raises UsageError where that loses something."""
+    """`raw`, a value or a text, in the type of the present value. Raises UsageError if that loses information."""
     value = plain_value(raw) if isinstance(raw, str) else raw
     if present is None:
         return value
@@ -221,7 +221,7 @@ def literal_places(tree: ast.Module) -> dict[str, list[ast.expr]]:
 
 
 def _literal(node: ast.expr) -> object:
-    """Its value; `_ABSENT` where it is no literal."""
+    """The node's value; `_ABSENT` if it is no literal."""
     try:
         value: object = ast.literal_eval(node)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -230,7 +230,7 @@ def _literal(node: ast.expr) -> object:
 
 
 def literal_node(value: object) -> ast.expr:
-    """The node of a plain literal, as the parser makes it."""
+    """The node of a plain literal, as the parser would make it."""
     if isinstance(value, tuple | list):
         kind = ast.Tuple if isinstance(value, tuple) else ast.List
         return kind([literal_node(v) for v in value], ast.Load())
@@ -258,7 +258,7 @@ def _assigned_literals(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 class _Replacing(ast.NodeTransformer):
-    """Puts other nodes in the place of some."""
+    """Replaces nodes by others."""
 
     def __init__(self, new: Mapping[ast.expr, ast.expr]) -> None:
         self._new = new
@@ -273,7 +273,7 @@ class _Replacing(ast.NodeTransformer):
 
 
 def replace_nodes(tree: ast.Module, new: Mapping[ast.expr, ast.expr]) -> None:
-    """Put others in the place of some nodes, as if they stood there in the text."""
+    """Replace nodes by others, as if these were in the text."""
     _Replacing(new).visit(tree)
 
 
@@ -281,7 +281,7 @@ def replace_nodes(tree: ast.Module, new: Mapping[ast.expr, ast.expr]) -> None:
 
 
 class _Reading:
-    """Follows code statement by statement. Its byte code tells which names each statement reads and binds."""
+    """Follows code statement by statement. The byte code shows which names each statement reads and binds."""
 
     def __init__(self, namespace: Mapping[str, object]) -> None:
         self._namespace = namespace
@@ -292,13 +292,13 @@ class _Reading:
         self.literals: dict[str, list[ast.expr]] = {}
 
     def follow(self, tree: ast.Module) -> None:
-        """All statements in turn. What functions read counts at the end, also where the code never calls them."""
+        """Follow all statements in turn. Reads by functions count at the end, even if the code never calls them."""
         for statement in tree.body:
             self._statement(statement)
         self._reads(name for names in self._later.values() for name in names)
 
     def use(self, value: object) -> None:
-        """The code calls something that is defined in the namespace."""
+        """The code calls an object that is defined in the namespace."""
         self._reads(_reads_of(value, self._namespace))
 
     def _statement(self, statement: ast.stmt) -> None:
@@ -331,7 +331,7 @@ class _Reading:
 
 
 def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
-    """Global names that something defined in the namespace reads: a function, a class, an object of such a class."""
+    """Global names read by an object defined in the namespace: a function, a class, an instance of such a class."""
     names: set[str] = set()
     for function in _functions(value):
         if function.__globals__ is namespace:
@@ -341,7 +341,7 @@ def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
 
 
 def _functions(value: object) -> Iterator[FunctionType]:
-    """A function; the methods of a class; those that an object, and what it holds, can still run, once per class."""
+    """A function itself; the methods of a class; the methods that an instance and its contents can still run."""
     kinds: set[type] = set()
     for thing in walk(value):
         if isinstance(thing, FunctionType):
@@ -367,24 +367,24 @@ def _unwrapped(function: FunctionType) -> FunctionType:
 
 
 MOST_OBJECTS = 500
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # but no class of the user's among them
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # exact types only, no user's subclass
 
 
 def walk(*things: object, follow: Callable[[object], Iterable[object]] | None = None) -> Iterator[object]:
-    """The objects themselves and all that they hold, breadth first; `follow` says what one object holds."""
+    """These objects and everything that they hold, breadth first; `follow` lists what one object holds."""
     waiting, objects = deque(things), dict[int, object]()
     while waiting and len(objects) < MOST_OBJECTS:
         thing = waiting.popleft()
         if type(thing) in _PLAIN or isinstance(thing, ModuleType | BuiltinFunctionType) or id(thing) in objects:
             continue
-        objects[id(thing)] = thing  # referred to, so that its id is not used again
+        objects[id(thing)] = thing  # kept alive, so that its id is not reused
         yield thing
         with suppress(Exception):  # a user's object may raise anything, or change meanwhile
             waiting += (follow or contents)(thing)
 
 
 def contents(thing: object) -> list[object]:
-    """The objects that one holds: in its attributes, in its closure or as its elements."""
+    """The objects that `thing` holds: in its attributes, in its closure or as its elements."""
     if isinstance(thing, type):
         return []
     if isinstance(thing, FunctionType):
