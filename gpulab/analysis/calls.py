@@ -1,4 +1,4 @@
-"""Calls and pauses that hold up the training beside its own computing: calls by stack samples, pauses by name."""
+"""Finds calls and pauses that hold up the training apart from its computing: calls by stack samples, pauses by name."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from gpulab.run import (
     StepFlag,
 )
 
-LEAST_LOOKS = 40  # ours, at all calls together: the interval of a share is then 31 points wide at most
-_LONG, _MOSTLY_LONG = 2.0, 0.8  # ours: times the median step, and of a call's looks: few steps hold them
-_GROWS = 1.5  # times, from the first third of the steps to the last
-_ONE_LINE = 0.8  # of a loop's looks, ours: that line is named, else the loop
-_LEADS, _MOSTLY_LAYERS = 0.4, 0.5  # of the forward pass, surely; of a part's looks; ours
+LEAST_LOOKS = 40  # ours, at all calls together: the interval of a share is then at most 31 points wide
+_LONG, _MOSTLY_LONG = 2.0, 0.8  # ours: times the median step, and share of a call's samples in such steps
+_GROWS = 1.5  # times, from the first third of the steps to the last third
+_ONE_LINE = 0.8  # ours, of a loop's samples: a line with so many is named instead of the loop
+_LEADS, _MOSTLY_LAYERS = 0.4, 0.5  # ours: lower end of a share of the forward pass; of a part's samples
 _ENTRY = re.compile(r"(^|\.)(forward|training_step|__call__)$")
 _FORWARD = re.compile(r"(^|\.)forward$")
 LOOP = re.compile(r"(async )?(for|while)\b")
-_MOSTLY_GARBAGE = 0.5  # of a call's looks, ours: the finding about garbage collection names its line
-_ANOTHER = 0.1  # of a call's looks: such a line is worth a mention
-MOSTLY_PYTHON = 0.7  # of a function's looks, surely; ours: of many small operators about half of the time is Python's
-MOSTLY_BARE = 0.5  # of a function's time, surely, by looks in the traced steps: PyTorch runs nothing; ours
+_MOSTLY_GARBAGE = 0.5  # ours, of a call's samples: the finding about garbage collection names its line
+_ANOTHER = 0.1  # of a call's samples: such a line is worth a mention
+MOSTLY_PYTHON = 0.7  # ours, lower end, of a function's samples; with many small operators Python takes about half
+MOSTLY_BARE = 0.5  # ours, lower end, of a function's samples in the traced steps: PyTorch runs nothing
 
-# What a function is there for, by how a user writes it; the first that fits. Whatever fits none is named without it.
+# A function's purpose, by its name as a user writes it; the first match counts. Others are named without a purpose.
 _KINDS = tuple(
     (word, re.compile(pattern))
     for word, pattern in (
@@ -62,19 +62,19 @@ _KINDS = tuple(
     )
 )  # fmt: skip
 
-Rows = npt.NDArray[np.bool_]  # of looks
+Rows = npt.NDArray[np.bool_]  # of samples
 
 
 class Call(Struct, frozen=True):
-    """One call, with `others` that are there for the same: of `whole` looks `looks` have met it.
+    """One call, with `others` of the same purpose; `looks` of all `whole` samples are in it.
 
-    All in the counted steps and up to the next ones. `line`: of the user's, which calls it most, and `other_lines`.
-    `callee`: empty where the line, or the loop that begins there, takes the time itself. `times` up to the looks,
-    [n, 2] in ns; `hot`: the line of the user's within it that takes most, None where it is `line` or none surely does.
-    `word`: what such a function is there for; empty: not known. `few_steps`: how many of how many steps hold most of
-    it, where they take more than twice the median; else None. `growth_us`: per step in the first third
-    of the steps and in the last, where it surely grows. A function whose own lines take the time is named by that
-    one of them that takes most (`line.function`).
+    Samples count in the counted steps, each up to the next step. `line` is the user's line that calls it most, apart
+    from `other_lines`. `callee` is empty if the line, or the loop that begins there, takes the time itself. `times`:
+    up to its samples, [n, 2] in ns. `hot`: the user's line within the call that takes most; None if that is `line` or
+    unclear. `word`: the purpose of such a function; empty if unknown. `few_steps`: how many of how many steps hold most
+    of it, if they take more than twice the median; else None. `growth_us`: its time per step in the first third of the
+    steps and in the last, if it clearly grows. A function whose own lines take the time is named by the line that takes
+    most (`line.function`).
     """
 
     line: Place
@@ -92,38 +92,38 @@ class Call(Struct, frozen=True):
     few_steps: tuple[int, int] | None = None
     growth_us: tuple[float, float] | None = None
     exact: bool = True
-    backward_share: float = 0.0  # of the steps, what autograd evaluates for its operators, as far as it is known
+    backward_share: float = 0.0  # share of the steps in which autograd evaluates its operators, if known
 
     @property
     def whole_share(self) -> float:
-        """With its part of the backward pass."""
+        """The share including its part of the backward pass."""
         return min(1.0, self.share + self.backward_share)
 
 
 class _InSteps(Struct, frozen=True):
-    """The counted steps, each up to the next, [n, 2] in ns, and each look's `weight`: 0 outside of them."""
+    """The counted steps, each up to the next, [n, 2] in ns, and the `weight` of each sample: 0 outside the steps."""
 
     windows: Intervals
     weight: Int64
 
     @property
     def whole(self) -> int:
-        """How many looks lie in them."""
+        """How many samples lie in the steps."""
         return int(np.count_nonzero(self.weight))
 
     def share(self, rows: Rows) -> float:
-        """Of the steps' time, what these looks stand for."""
+        """The share of the steps' time that these samples represent."""
         return float(self.weight[rows].sum() / self.weight.sum())
 
     def few(self, t_ns: Int64, rows: Rows) -> tuple[int, int] | None:
-        """In how many of how many steps these looks are, where most are in few that take more than twice the median."""
+        """In how many of how many steps these samples are, if most are in a few steps longer than twice the median."""
         long, step = self._long, self._step(t_ns[rows])
         if not len(step) or 2 * long.sum() >= len(long) or long[step].mean() < _MOSTLY_LONG:
             return None
         return len(np.unique(step[long[step]])), len(long)
 
     def in_long(self, t_ns: Int64) -> Rows:
-        """Which looks are in steps that take more than twice the median."""
+        """Which samples are in steps that take more than twice the median."""
         return self._long[self._step(t_ns)]
 
     @property
@@ -135,8 +135,9 @@ class _InSteps(Struct, frozen=True):
         return np.searchsorted(self.windows[:, 0], t_ns, side="right") - 1
 
     def growth_us(self, t_ns: Int64, rows: Rows) -> tuple[float, float] | None:
-        """What these looks stand for per step, in the first third of the steps and in the last, if it surely grows,
-        and more than the rest: on a machine that gets busier all steps take longer.
+        """The time of these samples per step in the first third of the steps and in the last; None if unclear.
+
+        Their share must grow too: on a machine that gets busier all steps take longer.
         """
         step = self._step(t_ns)
         third = len(self.windows) // 3
@@ -153,14 +154,14 @@ class _InSteps(Struct, frozen=True):
 def costliest_call(
     run: Run, account: Breakdown | None, kinds: Collection[CallKind], *, saving: bool = False
 ) -> Call | None:
-    """The call of these kinds that most looks in the counted steps have met; None without enough of them.
+    """The call of these kinds with most samples in the counted steps; None without enough samples.
 
-    `saving`: of those that write files; else of all others.
+    `saving`: only calls that write files; else only all others.
 
-    Pauses are left out, for they are known by name, but for what a call does among other work: garbage that is
-    collected, a model that runs without gradients. A function of the user's from which the loss is computed counts only
-    where PyTorch runs nothing in most of it, where few long steps hold most of it, or where it grows with the steps:
-    else it is the training itself.
+    Pauses are left out, because they are known by name, except those within a call's other work: garbage collection,
+    and models that run without gradients. A user's function from which the loss is computed counts only if PyTorch runs
+    nothing in most of it, if a few long steps hold most of it, or if it grows with the steps: else it is the training
+    itself.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
     if looks is None or in_steps is None or not run.callees:
@@ -189,20 +190,20 @@ def costliest_call(
             may_train = not saving and CALL_KINDS[kind] == "own" and call.few_steps is None and call.growth_us is None
             if not may_train or _runs_python(looks, rows) or _is_bare(run, account, looks.within[rows]):
                 best = call
-    for line, rows in () if saving else _loops(run, looks, mine):  # of several calls
+    for line, rows in () if saving else _loops(run, looks, mine):  # loops of several calls
         if (best is None or best.looks < _ONE_LINE * rows.sum()) and in_steps.few(looks.t_ns, rows) is not None:
             best = _call(run, looks, in_steps, rows, line, "", is_loop=True)
     return best
 
 
 def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
-    """Of the training's own forward pass the function, line or loop of the user's that takes most.
+    """The user's function, line or loop that takes most of the training's own forward pass; None if none is clear.
 
-    A line outside of the model that only calls it, and takes nearly all, is none: it says nothing.
+    A line outside the model that only calls it and takes nearly all does not count: naming it says nothing.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
     trains = [CALL_KINDS.index(kind) for kind in CALL_KINDS if kind not in BESIDE_KINDS]
-    if looks is None or in_steps is None or not np.isin(looks.kind, trains).any():  # runs of 0.1 keep none of these
+    if looks is None or in_steps is None or not np.isin(looks.kind, trains).any():  # version 0.1 stored none
         return None
     mine = (in_steps.weight > 0) & (looks.place >= 0) & np.isin(looks.kind, [CALL_KINDS.index("own"), *trains])
     with_callee = mine & np.array([bool(name) for name in run.callees], bool)[looks.callee]
@@ -232,13 +233,14 @@ def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
 
 
 def has_looks(run: Run) -> bool:
-    """Whether there are enough to tell who takes the steps' time."""
+    """Whether there are enough samples to show what takes the steps' time."""
     return _in_steps(run) is not None
 
 
 def share_of_calls(run: Run, account: Breakdown, kinds: Collection[CallKind]) -> float:
-    """Of the usual steps' time, what goes to calls of these kinds, as far as the account does not hold it as data_wait;
-    0 where nobody has looked.
+    """Share of the usual steps' time that calls of these kinds take, without what the account holds as data_wait.
+
+    0 without samples.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
     if looks is None or in_steps is None:
@@ -250,13 +252,13 @@ def share_of_calls(run: Run, account: Breakdown, kinds: Collection[CallKind]) ->
 
 
 def _as_one(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
-    """All lines that call it, named by the one that most looks have met."""
+    """All lines of the call, named by the line with most samples."""
     numbers, counts = np.unique(looks.place[rows], return_counts=True)
     yield run.places[int(numbers[counts.argmax()])], rows
 
 
 def _by_line(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
-    """Each line that takes the time itself, and each such loop."""
+    """Each line, and each loop, that takes the time itself."""
     numbers = np.unique(looks.place[rows])
     for p in numbers.tolist():
         yield run.places[p], rows & (looks.place == p)
@@ -264,8 +266,8 @@ def _by_line(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Ro
 
 
 def _by_function(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
-    """Each function of the user's whose lines call operators, but what is a model's or a trainer's entry; by its line
-    that takes most."""
+    """Each user's function whose lines call operators, named by its costliest line; without entries of models and
+    trainers."""
     numbers, counts = np.unique(looks.place[rows], return_counts=True)
     of = {p: (run.places[p].file, run.places[p].function) for p in numbers[np.argsort(-counts)].tolist()}
     for function in dict.fromkeys(of.values()):
@@ -275,7 +277,7 @@ def _by_function(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place
 
 
 def _loops(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
-    """Each loop of which no single line takes nearly all."""
+    """Each loop in which no single line takes nearly all of the time."""
     numbers, counts = np.unique(looks.place[rows], return_counts=True)
     units = {(run.places[p].file, unit): run.places[p] for p in numbers.tolist() for unit in run.places[p].units}
     for (file, unit), line in units.items():
@@ -285,7 +287,7 @@ def _loops(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows
 
 
 def _in_steps(run: Run) -> _InSteps | None:
-    """Of the steps without a profiler, those too in which something rare happens; None without looks enough."""
+    """The steps without a profiler, including those with rare events; None without enough samples."""
     looks = run.call_looks
     if looks is None or not len(looks):
         return None
@@ -342,13 +344,13 @@ def _hot(run: Run, within: Int32, line: Place) -> Place | None:
 
 
 def _runs_python(looks: CallLooks, rows: Rows) -> bool:
-    """Whether Python itself runs in most of these looks: PyTorch's operators give up the interpreter's lock."""
+    """Whether Python itself runs in most of these samples: PyTorch's operators release the interpreter's lock."""
     holders = looks.holds_lock[rows] if len(looks.holds_lock) else looks.holds_lock
     return lower_share(int(holders.sum()), len(holders)) >= MOSTLY_PYTHON
 
 
 def _is_bare(run: Run, account: Breakdown | None, within: Int32) -> bool:
-    """Whether PyTorch mostly runs nothing where the traced steps are at these lines."""
+    """Whether PyTorch mostly runs nothing while the traced steps are at these lines."""
     stack = run.stack
     if run.timeline is None or stack is None or account is None or account.step_host_windows is None:
         return False
@@ -362,23 +364,23 @@ def _is_bare(run: Run, account: Breakdown | None, within: Int32) -> bool:
     return lower_share(int(covers(bare, stack.t_ns[rows]).sum()), int(rows.sum())) >= MOSTLY_BARE
 
 
-# Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
+# If one pause lies within another, its time belongs to the earlier kind here: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
 _LEAST = 2  # ours: one pause may be chance
 
 
 class PausedTime(Struct, frozen=True):
-    """Pauses of one kind after the warm-up, spread over the steps (µs): in the typical step, and besides it."""
+    """Pauses of one kind after the warm-up, spread over the steps (µs): within the typical step, and beyond it."""
 
     pauses: list[Pause]
-    times_ns: Intervals  # when, without other kinds that count before it
+    times_ns: Intervals  # when, without the time of kinds that take precedence
     within_us: float
     between_us: float
-    share: float  # of all time from the warm-up on
+    share: float  # of all time after the warm-up
 
     @property
     def regular_fraction(self) -> float:
-        """Their time if the longest of them were like the others, over the time that they took."""
+        """The pauses' time if the longest were like the others, divided by their actual time."""
         total, longest = sum(map(length_ns, self.pauses)), max(map(length_ns, self.pauses))
         return (total - longest) / max(1, total) * len(self.pauses) / (len(self.pauses) - 1)
 
@@ -386,10 +388,10 @@ class PausedTime(Struct, frozen=True):
 def paused_time(
     run: Run, kind: PauseKind, step_us: float | None, whole_us: float | None, idle: float | None
 ) -> PausedTime | None:
-    """None where there were none, too few to tell from chance, or no steps to spread them over.
+    """The pauses of a kind; None if there are none, too few to exclude chance, or no steps to spread them over.
 
     `step_us` is the typical step, `whole_us` a mean step with all that lies between steps, `idle` the GPU's share of
-    the typical step: a pause that the device works through holds nothing up.
+    the typical step: a pause during which the device works holds nothing up.
     """
     first = np.flatnonzero(run.steps.phase != Phase.WARMUP)
     if not step_us or not len(first):
@@ -402,7 +404,7 @@ def paused_time(
     times = clip(subtract(_covered(pauses), _covered(outer)), since, until)
     count = len(run.steps) - int(first[0])
     mean_us = measure(times) / count / 1e3
-    within_us = min(mean_us, _typical_us(run, times, int(first[0])))  # of steps with and without one chance picks
+    within_us = min(mean_us, _typical_us(run, times, int(first[0])))  # a step with or without a pause is chance
     between_us = mean_us - within_us
     if idle is not None:
         within_us = min(within_us, idle * step_us)
@@ -411,7 +413,7 @@ def paused_time(
 
 
 def length_ns(pause: Pause) -> int:
-    """How long it lasts."""
+    """How long a pause lasts."""
     return pause.end_ns - pause.start_ns
 
 
@@ -420,7 +422,7 @@ def _covered(pauses: list[Pause]) -> Intervals:
 
 
 def _typical_us(run: Run, times: Intervals, first: int) -> float:
-    """Median over the steps of how long one stands still; 0 where fewer than half of them do."""
+    """Median over the steps of the paused time in a step; 0 if fewer than half of the steps have a pause."""
     windows = np.stack((run.steps.start_ns[first:], run.steps.end_ns[first:]), axis=1)
     inside = intersect(times, union(windows[:, 0], windows[:, 1]))
     at = np.searchsorted(windows[:, 0], inside[:, 0], side="right") - 1

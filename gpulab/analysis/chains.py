@@ -1,4 +1,4 @@
-"""Small operations that follow one another and could be one: pointwise chains, attention in several steps."""
+"""Finds consecutive small operations that could be fused: pointwise chains, attention in several steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
 from gpulab.timeline.labels import CallTree, Labels, Mask, distinct, labels
 
-CHAIN = 2  # from this many on a chain could be one kernel
+CHAIN = 2  # kernels from which on a chain is worth one kernel
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
-_BY_HAND = ("aten::exp", "ExpBackward0")  # the second tells where its backward pass is
+_BY_HAND = ("aten::exp", "ExpBackward0")  # the second marks the backward pass
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data", *_BY_HAND)
-# Names of memory, and what only asks others to move something (a `to` that copies calls `copy_`).
+# Views of memory, and operators that only call others to move data (a `to` that copies calls `copy_`).
 _FREE = frozenset(
     {
         "view",
@@ -42,18 +42,19 @@ _FREE = frozenset(
         "_to_copy",
     }
 )
-_SCALAR = ("aten::copy_", "aten::fill_")  # so short, they move a single number: 0.5 * x wraps the 0.5
+_SCALAR = ("aten::copy_", "aten::fill_")  # if short, they move a single number: 0.5 * x wraps the 0.5
 _SCALAR_NS = 20_000
 WORTH_FUSING_NS = 50_000  # ours: ten times what calling an operator costs on a CPU
-# Operators at most between a product and the softmax of one attention: scale, mask, cast, dropout; the backward pass of
-# a softmax by hand takes most.
+# Most operators between a product and the softmax of one attention: scale, mask, cast, dropout; the backward pass of
+# a softmax written by hand needs most.
 _BETWEEN = 12
 
 
 class PointwiseChains(Struct, frozen=True):
-    """Per step. `share` of the time of all kernels but communication; `saved_share` is what of it would go if each
-    chain became one kernel, which reads and writes memory once: it takes an n-th of the chain's time, and no less than
-    its longest kernel. `longest` is a chain's number of kernels.
+    """Pointwise chains per step. Shares are of the time of all kernels except communication.
+
+    `saved_share` would be saved if each chain became one kernel, which reads and writes memory once: it takes 1/n of
+    the time of the chain's n kernels, but no less than the longest of them. `longest` is a chain's number of kernels.
     """
 
     chains: float
@@ -61,13 +62,13 @@ class PointwiseChains(Struct, frozen=True):
     share: float
     saved_share: float
     longest: int
-    span: tuple[int, int] | None  # of the longest in time
+    span: tuple[int, int] | None  # of the chain that takes longest
 
 
 def pointwise_chains(work: DeviceWork) -> PointwiseChains | None:
     """Runs of pointwise kernels with no other work between them on their stream.
 
-    Those of an optimizer are left out, and those inside attention, which go where it becomes one operation.
+    Kernels of an optimizer are left out, and those inside attention, which fused attention removes.
     """
     t = work.timeline
     order = np.lexsort((t.start_ns[work.rows], t.lane_id[work.rows]))
@@ -108,9 +109,9 @@ def _chains(timeline: Timeline, rows: Int64, chained: Mask, total_ns: float, ste
 class AttentionChains(Struct, frozen=True):
     """Attention that writes its whole matrix to memory: two products with a softmax between them.
 
-    Shares are of the time of all kernels but communication: `share` of softmax and all between the two products, which
-    a fused kernel does not do in memory, `product_share` of the products. `by_library`: PyTorch's own slow path chose
-    it (`_scaled_dot_product_attention_math`), not the code.
+    Shares are of the time of all kernels except communication: `share` is the softmax and everything between the two
+    products, which a fused kernel does without memory traffic; `product_share` is the products. `by_library`: PyTorch's
+    own slow path (`_scaled_dot_product_attention_math`) does this, not the user's code.
     """
 
     per_step: float
@@ -121,7 +122,7 @@ class AttentionChains(Struct, frozen=True):
 
 
 def attention_chains(work: DeviceWork) -> AttentionChains | None:
-    """Found by the operators: a softmax whose neighbours among products and softmaxes, close by, are both products.
+    """Found by operators: a softmax whose nearest neighbours among products and softmaxes are both products.
 
     The backward pass has a product before its `_softmax_backward_data` and one after it.
     """
@@ -142,7 +143,7 @@ def attention_chains(work: DeviceWork) -> AttentionChains | None:
 
 
 def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains | None:
-    """The same where the CPU computes: shares of the steps' wall time in which operators between the products run."""
+    """The same if the CPU computes: shares of the steps' wall time in which operators between the products run."""
     spans = labels(timeline)
     ends = _around_softmax(spans, spans.operators, windows)
     if ends is None:
@@ -165,7 +166,7 @@ def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains 
 def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains | None:
     """Pointwise operators of the training threads that follow one another; shares of the steps' wall time.
 
-    Those of an optimizer and those inside attention are left out, and those so short that starting them is their cost.
+    Left out are operators of an optimizer, inside attention, and so short that their cost is that of the call.
     """
     spans = labels(timeline)
     tree = spans.operators
@@ -182,12 +183,12 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
 
 
 def _working(spans: Labels, tree: CallTree) -> Mask:
-    """Which operators do their work themselves: all that they call moves nothing, as a number's tensor."""
-    # which operators only rename memory, keep autograd's books or move a single number: they part no chain
+    """Which operators do their work themselves: the operators that they call move at most a single number."""
+    # operators that only make views, record for autograd or move a single number: they do not break a chain
     free = spans.named(_is_free, tree.rows)
     scalar = spans.named(_SCALAR.__contains__, tree.rows) & (spans.duration_ns[tree.rows] < _SCALAR_NS)
     moving = ~(free | scalar)
-    calls = np.zeros(len(tree.rows), dtype=bool)  # one that moves something, however deep
+    calls = np.zeros(len(tree.rows), dtype=bool)  # whether it calls an operator that moves data, at any depth
     at = tree.parent[moving]
     while len(at := at[at >= 0]):
         at = at[~calls[at]]
@@ -198,17 +199,17 @@ def _working(spans: Labels, tree: CallTree) -> Mask:
 
 
 def _is_free(name: str) -> bool:
-    """Costs nothing on the device: what is no operator, or only looks at a tensor in another way."""
+    """Whether it costs nothing on the device: it is no operator, or only makes a view."""
     return not name.startswith("aten::") or name.removeprefix("aten::") in _FREE
 
 
 def _by_library(timeline: Timeline) -> bool:
-    """PyTorch's own slow path: named so also where nothing of it ran in the steps."""
+    """Whether the trace has PyTorch's slow path, even if none of it ran in the steps."""
     return any("scaled_dot_product_attention_math" in name for name in timeline.names)
 
 
 def _longest(timeline: Timeline, ends: SoftmaxEnds) -> tuple[int, int]:
-    """The longest that is not of a backward pass, which runs far from the line that wrote it; of all where none is."""
+    """The longest that is not in a backward pass, which runs far from its source line; else the longest of all."""
     forward = ~ends.backward if not ends.backward.all() else ends.backward
     first, last = ends.first[forward], ends.last[forward]
     i = int(np.argmax(timeline.end_ns[last] - timeline.start_ns[first]))
@@ -216,7 +217,7 @@ def _longest(timeline: Timeline, ends: SoftmaxEnds) -> tuple[int, int]:
 
 
 class SoftmaxEnds(Struct, frozen=True):
-    """Rows of the product before and of the one after each softmax; `backward`: the softmax is that of a gradient."""
+    """Rows of the products before and after each softmax; `backward`: the softmax belongs to a gradient."""
 
     first: Int64
     last: Int64
@@ -224,7 +225,7 @@ class SoftmaxEnds(Struct, frozen=True):
 
 
 def _around_softmax(spans: Labels, tree: CallTree, windows: Intervals) -> SoftmaxEnds | None:
-    """The products around each softmax of the steps that stands between two; None without any."""
+    """The products around each softmax of the steps that has a product on both sides; None without any."""
     softmax = spans.named(_SOFTMAX.__contains__, tree.rows)
     position = np.flatnonzero(softmax | spans.named(_PRODUCTS.__contains__, tree.rows))  # by thread, in order of time
     if len(position) < 3:
@@ -241,7 +242,7 @@ def _around_softmax(spans: Labels, tree: CallTree, windows: Intervals) -> Softma
 
 
 def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int64) -> Mask:
-    """Which rows were launched on these threads within these times."""
+    """Which rows these threads launched within these times."""
     t, between = work.timeline, np.zeros(len(work.rows), dtype=bool)
     launched = np.flatnonzero(work.call >= 0)
     call = work.call[launched]

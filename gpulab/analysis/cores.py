@@ -1,4 +1,4 @@
-"""How much of the processor a run got, who had the rest, and how long each part of a step goes without a core."""
+"""Computes how many cores a run got, who used the others, and how long each part of a step had no core."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from gpulab.run import CoreTimes, CoreUse, Float64, Int64, Phase, Run
 if TYPE_CHECKING:
     from gpulab.analysis.facts import Facts
 
-LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
-_ONE_MORE = 0.5  # ours: as many threads more than cores, on average, are the program's own doing
-LEAST_NS = 100_000_000  # ours: the system counts busy cores in ticks of 10 ms, so of less nothing can be said
+LEAST_OTHERS = 0.15  # ours, of the cores: the system's own services use less
+_ONE_MORE = 0.5  # ours: so many more ready threads than cores, on average, are the program's own doing
+LEAST_NS = 100_000_000  # ours: the system counts busy cores in ticks of 10 ms, so shorter times are too inexact
 
 
 class CoreShare(Struct, frozen=True):
     """Means over the steps that count (`analysis.steps.select`), else the profiled ones; None is "not measurable".
 
     `thread_cpu_fraction`, `thread_wait_fraction`: share of the steps' time in which the training thread had a core, and
-    was ready to run without one. `wait_us`: the second, per step. `got_cores`: what the process and its workers used on
-    average; `others_cores`: all other programs, of it `stolen_cores` the host of a virtual machine. `pool_waiting`,
-    `workers_waiting`: how many other threads of the process, and of its workers, were ready without a core (mean).
-    `throttled_fraction`: share of the periods of the control group's CPU quota in which it ran out.
-    `pressure_fraction`: share of the time in which some program of the machine was ready and had no core.
+    in which it was ready but had none. `wait_us`: the latter, per step. `got_cores`: mean number of cores that the
+    process and its workers used; `others_cores`: cores that all other programs used, of which the host of a virtual
+    machine took `stolen_cores`. `pool_waiting`, `workers_waiting`: how many other threads of the process, and of its
+    workers, were ready without a core (mean). `throttled_fraction`: share of the periods of the control group's CPU
+    quota in which the quota ran out. `pressure_fraction`: share of the time in which some program of the machine was
+    ready and had no core.
     """
 
     thread_cpu_fraction: float | None
@@ -41,7 +42,7 @@ class CoreShare(Struct, frozen=True):
     workers_waiting: float | None
     throttled_fraction: float | None
     pressure_fraction: float | None
-    cores: int | None  # that the scheduler may put the process on
+    cores: int | None  # on which the scheduler may run the process
     quota_cores: float | None
 
     @property
@@ -57,15 +58,15 @@ class CoreShare(Struct, frozen=True):
 
     @property
     def free_cores(self) -> float | None:
-        """How many cores nobody used (mean); None: not measurable, or a quota ran out."""
+        """How many cores were unused (mean); None: not measurable, or a quota ran out."""
         if self.got_cores is None or self.others_cores is None or self.throttled_fraction:
             return None
         return min(self.cores or 1, self.quota_cores or self.cores or 1) - self.got_cores - self.others_cores
 
 
 def core_share(run: Run) -> CoreShare | None:
-    """None where nothing was read, or no step ran."""
-    # of the steps that count on the host; of the profiled, or of all, where no step counts
+    """The core times of a run; None if nothing was read, or no step ran."""
+    # over steps that count on the host; if none counts, over the profiled steps or all
     steps = run.steps
     after = np.flatnonzero(steps.phase != Phase.WARMUP)
     rows = next((r for r in (select(run).rows, run.traced_rows, after) if len(r)), np.empty(0, np.int64))
@@ -94,7 +95,7 @@ def core_share(run: Run) -> CoreShare | None:
 
 
 def is_own_doing(cores: CoreShare) -> bool:
-    """Threads and workers of the program itself outnumber the cores, and nobody else has much to do."""
+    """Whether the program's own threads and workers outnumber the cores, while other programs use few cores."""
     usable = min(cores.cores or 1, cores.quota_cores or cores.cores or 1)
     others = cores.others_cores or 0.0
     return cores.ready_threads >= usable + _ONE_MORE and others < LEAST_OTHERS * (cores.cores or 1)
@@ -109,7 +110,7 @@ def _share(part: np.ndarray, wall_ns: int) -> float:
 
 
 class _Used(Struct, frozen=True):
-    """The stretch of readings that holds the steps."""
+    """The range of readings that contains the steps."""
 
     use: CoreUse | None
     first: int
@@ -124,7 +125,7 @@ class _Used(Struct, frozen=True):
         return cls(use, min(first, last - 1), last)
 
     def per_s(self, name: str, *, ticks: bool = False) -> float | None:
-        """How much that count grew in a second; None where it is not known, or the stretch too short for ticks."""
+        """How much that count grew per second; None if unknown, or if the range is too short for ticks."""
         if self.use is None:
             return None
         counted: Int64 = getattr(self.use, name)
@@ -144,27 +145,27 @@ class _Used(Struct, frozen=True):
 
 
 def within(readings: CoreTimes, counted: Int64, windows: Intervals) -> Float64:
-    """How much of a count that grows falls into each window, [n, 2] in ns: evenly between two readings."""
+    """The growth of a count in each window, [n, 2] in ns; growth is taken as even between two readings."""
     edges = np.interp(windows.ravel(), readings.t_ns, counted).reshape(-1, 2)
     return np.asarray(edges[:, 1] - edges[:, 0])
 
 
 def waited_ns(readings: CoreTimes | None, windows: Intervals) -> Float64:
-    """Of each window, ready to run and without a core; 0 where that is not known."""
+    """Time in each window in which the thread was ready but had no core (ns); 0 if unknown."""
     if readings is None or not is_known(readings) or not len(windows):
         return np.zeros(len(windows))
     return np.clip(within(readings, readings.wait_ns, windows), 0, windows[:, 1] - windows[:, 0])
 
 
 def is_known(readings: CoreTimes) -> bool:
-    """Whether the system tells how long a thread waits for a core."""
+    """Whether the system reports how long a thread waits for a core."""
     return bool(len(readings)) and bool((readings.wait_ns >= 0).all())
 
 
 def moved(totals: Int64, givers: list[int], taker: int, waits_ns: Float64) -> Int64:
-    """The table [steps, parts] with so much of each step moved from the parts `givers` to the part `taker`.
+    """The table [steps, parts] with up to `waits_ns` of each step moved from the parts `givers` to the part `taker`.
 
-    Each gives in proportion to what it has. Sums of steps stay as they are.
+    Each part gives in proportion to its time. Sums of steps do not change.
     """
     before = totals[:, givers].astype(np.float64)
     sums = before.sum(axis=1)
@@ -177,7 +178,7 @@ def moved(totals: Int64, givers: list[int], taker: int, waits_ns: Float64) -> In
 
 
 def core_wait_in_loading(facts: Facts) -> float:
-    """Of the wait for data, the share in which who makes the batch was ready to go on and had no core."""
+    """Share of the wait for data in which the thread or worker that makes the batch was ready but had no core."""
     inside, cores = facts.loading, facts.cores
     if inside is not None and inside.core_wait_fraction is not None:
         return inside.core_wait_fraction * (1 if loads_itself(facts.run) else 1 - inside.handing_over)
@@ -186,20 +187,20 @@ def core_wait_in_loading(facts: Facts) -> float:
 
 
 def core_wait_within_data_wait(facts: Facts) -> float:
-    """Of the step: the same, and while the batch was made already and the training thread was to have it."""
+    """The same as a share of the step, plus core waits of the training thread after the batch was made."""
     shares, cores, inside = facts.shares, facts.cores, facts.loading
     waited = 0.0 if shares is None else shares.of("data_wait")
     lost = waited * core_wait_in_loading(facts)
     if shares is None or cores is None or cores.thread_wait_fraction is None:
         return lost
     missed = max(0.0, cores.thread_wait_fraction - shares.of("core_wait"))
-    if loads_itself(facts.run):  # one thread: no more than it lacked a core in all
+    if loads_itself(facts.run):  # one thread: at most its whole wait for a core
         return min(lost, missed)
     return lost + min(waited * (0.0 if inside is None else inside.handing_over), missed)
 
 
 class CoreLoss(Struct, frozen=True):
-    """µs per step that go to waiting for a core: in the training thread, in its compute threads, in loading for it."""
+    """Waits for a core, µs per step: of the training thread, of its compute threads, and of loading."""
 
     thread_us: float
     pool_us: float
@@ -211,11 +212,11 @@ class CoreLoss(Struct, frozen=True):
 
 
 def core_loss_of(facts: Facts, step_us: float | None, least_pool_share: float) -> CoreLoss | None:
-    """None where the system does not tell, or there is no step. Waiting of compute threads for less than
-    `least_pool_share` of the step counts as none.
+    """The loss; None if the system does not report it or there is no step.
 
-    On a GPU only what its work does not hide. While the training thread waits for its other compute threads it sleeps
-    or spins: at most all that it does not wait for a core itself.
+    Waits of compute threads for less than `least_pool_share` of the step count as 0. On a GPU only the part counts that
+    its work does not hide. While the training thread waits for its compute threads it sleeps or spins: so that wait is
+    at most the time in which it does not wait for a core itself.
     """
     cores = facts.cores
     if cores is None or cores.thread_wait_fraction is None or not step_us:

@@ -1,8 +1,8 @@
-"""What a GPU can do at most, and how much of that a run used: number formats, matrix units, clock, memory.
+"""Compares what a run used of a GPU with the GPU's peaks: number formats, matrix units, clock, memory.
 
-Peaks are dense TFLOP/s by number format, from the makers' data sheets. An unknown GPU has no row: nothing falls back to
-another one's figures. Which format a kernel multiplies in, and whether its sizes fit the matrix units, is read from its
-name and from recorded shapes.
+Peaks are dense TFLOP/s by number format, from the makers' data sheets. An unknown GPU has no row: figures of another
+GPU are never used for it. Which format a kernel multiplies in, and whether its sizes fit the matrix units, is read from
+its name and from recorded shapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Peaks(Struct, frozen=True):
-    """Dense, without sparsity. None: the GPU has no such units."""
+    """Dense peaks in TFLOP/s, without sparsity. None: the GPU has no such units."""
 
     fp32_tflops: float
     tf32_tflops: float | None
@@ -62,12 +62,12 @@ BF16_SINCE = (8, 0)
 
 
 def peaks_of(name: str) -> Peaks | None:
-    """Of the GPU of that name, as its driver gives it ("NVIDIA A100-SXM4-80GB"); None for one that is not listed."""
+    """The peaks of a GPU by its driver's name ("NVIDIA A100-SXM4-80GB"); None if the table does not list it."""
     return next((peaks for pattern, peaks in _TABLE if re.search(pattern, name, re.IGNORECASE)), None)
 
 
 def compute_capability(device: Device) -> tuple[int, int] | None:
-    """(9, 0) of a GPU of NVIDIA's; None where it is not known or the GPU is another maker's."""
+    """The capability of an NVIDIA GPU, such as (9, 0); None if unknown, or for a GPU of another maker."""
     version = re.fullmatch(r"(\d+)\.(\d+)", str(device.details.get("compute_capability") or ""))
     if version is None or _OTHER_MAKERS.search(device.name):
         return None
@@ -75,7 +75,7 @@ def compute_capability(device: Device) -> tuple[int, int] | None:
 
 
 def has_units(device: Device) -> bool | None:
-    """Whether it has units that multiply matrices of 16-bit numbers; None: not known."""
+    """Whether the GPU has units that multiply matrices of 16-bit numbers; None if unknown."""
     if peaks_of(device.name) is not None:
         return True
     if _WITHOUT_UNITS.search(device.name):
@@ -85,16 +85,16 @@ def has_units(device: Device) -> bool | None:
 
 
 def narrow_ratio(device: Device) -> float | None:
-    """16-bit products against those of float32; None for a GPU that the table does not hold.
+    """Peak of 16-bit products divided by that of float32; None for a GPU that the table does not list.
 
-    No other GPU stands in for it (definitions.md, "Hardware table"): within a generation the ratios differ too.
+    No other GPU is used for it (definitions.md, "Hardware table"): even within a generation the ratios differ.
     """
     peaks = peaks_of(device.name)
     return None if peaks is None else peaks.fp16_tflops / peaks.fp32_tflops
 
 
 def tf32_ratio(device: Device) -> float | None:
-    """TF32 products against those of float32, likewise; None also without the units."""
+    """Peak of TF32 products divided by that of float32; None if unlisted or without such units."""
     peaks = peaks_of(device.name)
     return None if peaks is None or peaks.tf32_tflops is None else peaks.tf32_tflops / peaks.fp32_tflops
 
@@ -103,12 +103,12 @@ _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")
 
 
 class PrecisionUse(Struct, frozen=True):
-    """Shares of the time of all kernels but communication, by the format of matrix kernels; `half_able` is the share
-    of kernels that only move data, which halves where the data does: not the optimizer's, which stays as it is.
-    `unknown` is the share of matrix kernels whose names tell neither format nor use of tensor cores: Triton's.
+    """Shares of the time of all kernels except communication, by the format of matrix kernels.
 
-    `own` is the share of matrix kernels of full precision that no operator of PyTorch started, and that no setting of
-    PyTorch reaches: they are in no other share.
+    `half_able` is the share of kernels that only move data and take half the time with half the bytes, without those of
+    the optimizer, whose data keeps its format. `unknown` is the share of matrix kernels whose names show neither format
+    nor use of tensor cores, such as Triton's. `own` is the share of full-precision matrix kernels that no PyTorch
+    operator started, so that no PyTorch setting affects them; they are in no other share.
 
     `costliest` names the float32 kernel with the most time, up to its arguments, `costliest_tf32` the one in TF32.
     """
@@ -125,7 +125,7 @@ class PrecisionUse(Struct, frozen=True):
 
 
 def precision_use(facts: Facts) -> PrecisionUse | None:
-    """None where kernel names do not tell formats (another maker's GPU), or no kernel ran."""
+    """The shares; None if kernel names do not show formats (GPU of another maker), or no kernel ran."""
     work = facts.work
     if work is None or not len(work.rows) or not names_tell(work.timeline):
         return None
@@ -151,7 +151,7 @@ def precision_use(facts: Facts) -> PrecisionUse | None:
 
 
 def _own(work: DeviceWork) -> Mask:
-    """Rows that were started outside every operator, where those are recorded; a replayed graph hides its own."""
+    """Rows started outside any operator, if operators are recorded; a replayed graph hides its operators."""
     categories = (Category.CPU_OP, Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
     host = np.isin(work.timeline.category, categories)
     replayed = replay_of(work.timeline, work.rows) >= 0
@@ -168,7 +168,7 @@ def short_name(kernel: str) -> str:
     return name.partition("<")[0].partition("(")[0] or kernel[:60]
 
 
-# CUTLASS names how many numbers a kernel can load at once: all 8 of 16 bits (4 of TF32) only where sizes allow it.
+# CUTLASS names how many numbers a kernel loads at once: 8 of 16 bits (4 of TF32) only if the sizes allow it.
 _ALIGNED = re.compile(r"align(\d+)")
 SHAPE_COLUMNS = ("product_m", "product_n", "product_k")
 # NVIDIA's guide to matrix multiplication: multiples of 16 bytes, 8 numbers of 16 bits. 64: ours, as nanoGPT's.
@@ -180,8 +180,8 @@ _BY_SHAPE = "sizes that are no multiples of 8 (64 for a vocabulary)"
 
 
 class Alignment(Struct, frozen=True):
-    """Shares of the time of all kernels but communication: matrix kernels on matrix units, those of them whose sizes
-    say whether they fit, and those whose sizes do not fit. `how` this was judged; `examples` are sizes, m × n × k.
+    """Shares of the time of all kernels except communication: matrix kernels on matrix units, those of known fit, and
+    those whose sizes do not fit. `how`: by which evidence; `examples` are sizes, m × n × k.
     """
 
     on_units: float
@@ -193,7 +193,7 @@ class Alignment(Struct, frozen=True):
 
 
 def alignment(work: DeviceWork) -> Alignment | None:
-    """None where names do not tell matrix units (another maker's GPU), or no matrix kernel uses them."""
+    """The shares; None if names do not show matrix units (GPU of another maker), or no matrix kernel uses them."""
     if not len(work.rows) or not names_tell(work.timeline):
         return None
     t, matrix = work.timeline, work.of("matrix")
@@ -225,7 +225,7 @@ def alignment(work: DeviceWork) -> Alignment | None:
 def _fits_by_shape(work: DeviceWork) -> np.ndarray:
     """1 where n and k of the product that launched a row fit, 0 where one does not, -1 unknown.
 
-    m is the number of rows: it is not the length of any row that a kernel loads.
+    m is the number of rows and not the length of a row that a kernel loads, so it need not fit.
     """
     fits = np.full(len(work.rows), -1, dtype=np.int64)
     columns = [work.timeline.extra.get(column) for column in SHAPE_COLUMNS[1:]]
@@ -248,7 +248,7 @@ def _costliest(work: DeviceWork, mine: np.ndarray) -> str:
 
 
 def _examples(work: DeviceWork, mine: np.ndarray) -> tuple[str, ...]:
-    """The sizes that take most time, up to two."""
+    """The up to two sizes that take most time."""
     if not mine.any():
         return ()
     t, operator = work.timeline, work.operator[mine]
@@ -259,7 +259,7 @@ def _examples(work: DeviceWork, mine: np.ndarray) -> tuple[str, ...]:
 
 
 def slowed_fraction(run: Run) -> float | None:
-    """How far the clock was below its highest reading while limits held it (mean); None where it was not read."""
+    """Mean fraction by which the clock was below its highest reading while limits held it; None if not read."""
     clock, reasons = run.samples.get("sm_clock_mhz"), run.samples.get("throttle_reasons")
     if clock is None or reasons is None or not len(reasons.value) or not len(clock.value) or clock.value.max() <= 0:
         return None
@@ -270,13 +270,13 @@ def slowed_fraction(run: Run) -> float | None:
 
 
 def memory_fraction(run: Run) -> float | None:
-    """The peak of what tensors took, of the GPU's memory; None where either is not known."""
+    """The peak memory of tensors as a share of the GPU's memory; None if either is unknown."""
     total = run.memory.total_bytes or run.device.memory_total_bytes
     return run.memory.peak_allocated_bytes / total if run.memory.peak_allocated_bytes and total else None
 
 
 def exact_memory_fraction(run: Run) -> float | None:
-    """The same where the peak is exact; None where an earlier run hides it, so that it may have been higher."""
+    """The same if the peak is exact; None if an earlier run hides it, so that it may have been higher."""
     return None if peak_is_hidden(run) else memory_fraction(run)
 
 
