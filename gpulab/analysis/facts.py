@@ -1,4 +1,4 @@
-"""Everything a report says about a run, computed once: the views only lay it out."""
+"""Computes everything that a report says about a run, once; the views only lay it out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpulab.timeline.labels import NODES, labels
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
 T = TypeVar("T")
-FEW_STEPS, FEW_COUNTED = 10, 5  # ours: of fewer steps, or counted ones, shares are chance
+FEW_STEPS, FEW_COUNTED = 10, 5  # ours: with fewer steps, or fewer counted steps, shares are chance
 
 
 def too_few(count: int) -> str:
@@ -44,8 +44,8 @@ def too_few(count: int) -> str:
 class CurveFact(Struct, frozen=True):
     """One sampled curve in figures: mean and maximum over the run, in the series' own unit.
 
-    `step_mean` is of the readings whose interval lies in counted steps, None of fewer than `LEAST_READINGS`: starting
-    up, compiling and the traced steps are no training.
+    `step_mean` is the mean of readings whose interval lies in counted steps, without start-up, compiling and traced
+    steps; None with fewer than `LEAST_READINGS`.
     """
 
     name: str
@@ -59,11 +59,11 @@ class CurveFact(Struct, frozen=True):
 
 
 class TraceFacts(Struct, frozen=True):
-    """What only the trace of a GPU tells of the profiled steps; None is "not measurable" or withheld by the checks.
+    """What only a GPU's trace shows of the profiled steps; None is "not measurable" or withheld by the checks.
 
     `kernels`, `copies`, `launches` and `exchanges` with other ranks are those that the steps made; the time of an
-    exchange holds the waiting for the others. `devices` is the accounting of every GPU of the
-    trace, the busiest first.
+    exchange includes waiting for the other ranks. `devices` is the accounting of every GPU of the trace, the busiest
+    first.
     """
 
     devices: tuple[Breakdown, ...]
@@ -75,18 +75,18 @@ class TraceFacts(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, dict=True):
-    """The figures of one run. None is "not measurable" and a view says so."""
+    """The figures of one run. None is "not measurable", and a view says so."""
 
     run: Run
     selection: Selection
     step_us: Spread | None  # unprofiled, after selection
     traced_step_us: Spread | None  # the profiled window
-    data_wait_us: Spread | None  # blocked in the DataLoader, per step: of `step_us`, without it of `traced_step_us`
+    data_wait_us: Spread | None  # blocked in the DataLoader, per step: in `step_us`, else in `traced_step_us`
     optimizer_us: Spread | None  # inside Optimizer.step, likewise
     samples_per_s: float | None
     steps_per_s: float | None
     outside_steps_fraction: float | None  # share of the wall time that belongs to no step
-    observer_us_per_step: float | None  # our hooks' own time, which is taken out of `step_us` and `data_wait_us`
+    observer_us_per_step: float | None  # time of gpulab's hooks, which is subtracted from `step_us` and `data_wait_us`
     breakdown: Breakdown | None  # of the profiled window
     integrity: Integrity | None  # of the trace; what it withholds is None here, or unknown in the breakdown
     operators: tuple[CostRow, ...]  # costliest first, self time on the host (compute device "cpu") or the device
@@ -98,13 +98,13 @@ class Facts(Struct, frozen=True, dict=True):
     work: DeviceWork | None = None  # GPU only: what ran in the steps, row by row
     host: HostOperators | None = None  # where the CPU computes
     optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
-    cores: CoreShare | None = None  # what the training thread and the process got of the processor
-    # Times of a step are means over a round of so many: workers may hand their batches over at once.
+    cores: CoreShare | None = None  # the cores that the training thread and the process got
+    # Times of a step are means over a round of so many steps: workers may deliver their batches at once.
     round_steps: int = 1
-    whole_window: bool = False  # all profiled steps of a trace from elsewhere are that one round
+    whole_window: bool = False  # one round: all profiled steps of a trace from another tool
 
     def of(self, analysis: Callable[[Facts], T]) -> T:
-        """What an analysis says of this run, computed at the first call: such a figure needs no field here."""
+        """The result of an analysis of this run, computed at the first call: such a figure needs no field here."""
         figures = self.__dict__.setdefault("figures", {})
         if analysis not in figures:
             figures[analysis] = analysis(self)
@@ -113,19 +113,19 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def shares(self) -> StepShares | None:
-        """Where a typical step's time goes: every view and every rule has it from here."""
+        """Where a typical step's time goes; every view and every rule reads it here."""
         return step_shares(self)
 
     @property
     def typical_step_us(self) -> Spread | None:
-        """A step as it is without the profiler, where such steps were measured; else a profiled one."""
+        """A step without the profiler if such steps were measured, else a profiled step."""
         return self.step_us or self.traced_step_us
 
     @property
     def whole_us(self) -> float | None:
-        """Time per step from the end of the warm-up to the last step, with all that lies between steps; mean.
+        """Mean time per step from the end of the warm-up to the last step, including time between steps.
 
-        Without what starting and stopping the profiler took, and first calls in the profiled steps. None without steps.
+        Excludes starting and stopping the profiler, and first calls in the profiled steps. None without steps.
         """
         steps, ours = self.run.steps, self.run.observer
         first = np.flatnonzero(steps.phase != Phase.WARMUP)
@@ -138,7 +138,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     @property
     def few_steps(self) -> int | None:
-        """How many steps count, where they are too few for shares; a trace from elsewhere has what was asked for."""
+        """How many steps count, if too few for shares, else None; a trace from another tool never has too few."""
         run, step = self.run, self.typical_step_us
         if run.source == "trace" or step is None:
             return None
@@ -146,35 +146,35 @@ class Facts(Struct, frozen=True, dict=True):
 
     @property
     def samples_per_step(self) -> int | None:
-        """In a typical step; None where most steps do not tell."""
+        """Samples in a typical step; None if unknown for most steps."""
         counted = self.run.steps.sample_count[self.selection.rows]
         samples = counted[counted >= 0]
         return int(np.median(samples)) if len(samples) and 2 * len(samples) >= len(counted) else None
 
     @property
     def step_times_ns(self) -> Int64:
-        """Of every step of the run, as its typical step counts it."""
+        """The time of every step of the run, measured as for the typical step."""
         return _time_ns(self.run, self.breakdown)
 
     @property
     def step_name(self) -> str:
-        """What a step is called: inference, as a trace shows it, updates nothing and is no training."""
+        """What a step is called: inference updates nothing, as a trace shows, and is not called training."""
         timeline = self.run.timeline
         trains = timeline is None or self.run.steps.optimizer_ns.any() or labels(timeline).training(*NODES).any()
         return "training step" if trains else "step"
 
     @property
     def profiled_over_unprofiled(self) -> float | None:
-        """How many times as long a profiled step took (medians); None where not both kinds were measured."""
+        """How many times as long a profiled step took (medians); None unless both kinds were measured."""
         if self.step_us is None or self.traced_step_us is None or not self.step_us.median:
             return None
         return self.traced_step_us.median / self.step_us.median
 
     @property
     def data_wait_fraction(self) -> float | None:
-        """Of the typical step, waiting for the DataLoader; None where either was not measured.
+        """Share of the typical step that waits for the DataLoader; None if either was not measured.
 
-        Where only profiled steps were measured: of all of them together, for they are few and may wait in bursts.
+        If only profiled steps were measured, it is the share in all of them together: few steps may wait in bursts.
         """
         step, wait = self.typical_step_us, self.data_wait_us
         if self.step_us is None and step is not None and wait is not None:
@@ -195,7 +195,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     @property
     def worker_count(self) -> int | None:
-        """How many processes load data; None where that was not recorded: a trace tells only whether there are any."""
+        """How many processes load data; None if not recorded: a trace shows only whether there are any."""
         if self.run.loader is not None:
             return self.run.loader.num_workers
         return 0 if self.has_workers is False else None
@@ -283,14 +283,14 @@ def _est_sm_efficiency(timeline: Timeline, devices: tuple[Breakdown, ...]) -> fl
 
 
 def _marks_are_whole(run: Run) -> bool:
-    """Of a file that is cut short only the profiler's own marks: between marks of fetches others may be missing."""
+    """Whether all marks are in the trace. A truncated file has all only if they are the profiler's own."""
     return run.origin is None or not run.origin.is_cut_short or run.step_source == "ProfilerStep"
 
 
 def _time_ns(run: Run, account: Breakdown | None) -> Int64:
-    """Of each step, as its device counts: the host may be far ahead of a GPU. Profiled ones by the trace.
+    """Time of each step on its device, because the host may be far ahead of a GPU. Profiled steps: by the trace.
 
-    Without what starting up took in them, once.
+    One-time start-up within profiled steps is excluded.
     """
     time_ns, traced = run.steps.time_ns.copy(), run.traced_rows
     if account is None or account.whole_window:
@@ -303,14 +303,14 @@ def _time_ns(run: Run, account: Breakdown | None) -> Int64:
 
 
 def _outside_steps(run: Run, time_ns: Int64) -> float | None:
-    """The code's own wall time in no step, over all of it."""
+    """The share of the code's wall time that is in no step."""
     if not len(run.steps) or run.code_wall_ns <= 0:
         return None
     return max(0, run.code_wall_ns - int(time_ns.sum()) - int(run.steps.own_ns.sum())) / run.code_wall_ns
 
 
 def _own_us(run: Run, rows: Int64) -> float | None:
-    """gpulab's own time in a step: of the counted ones the median, of a record that holds only a sum the mean."""
+    """gpulab's own time in a step: the median over counted steps; the mean if the record holds only a sum."""
     own_ns = run.steps.own_ns
     if len(own_ns) and len(rows):
         return float(np.median(own_ns[rows])) / 1e3
@@ -322,24 +322,24 @@ def _rate(count: int, time_ns: int) -> float | None:
 
 
 def _samples_per_s(run: Run, rows: np.ndarray) -> float | None:
-    """Samples over time, on the counted steps; None where a step's samples are unknown."""
+    """Samples over time, in the counted steps; None if a step's samples are unknown."""
     samples = run.steps.sample_count[rows]
     if len(rows) == 0 or (samples < 0).any():
         return None
     return _rate(int(samples.sum()), int(run.steps.time_ns[rows].sum()))
 
 
-LEAST_READINGS = 5  # ours, of a rate: its first reading is of the time before the code, the last may be cut off
+LEAST_READINGS = 5  # ours, of a rate: its first reading covers the time before the code, its last may be cut off
 
 
 def is_long_enough(series: Series) -> bool:
-    """Whether its mean says something of the code: an amount does from its first reading on."""
+    """Whether the mean of a series is meaningful: for an amount, from the first reading on."""
     is_rate = series.name.endswith(("_pct", "_fraction"))
     return len(series.value) >= (LEAST_READINGS if is_rate else 1)
 
 
 def in_steps(run: Run, series: Series, rows: Int64) -> Float64:
-    """The readings whose whole interval, from the reading before on, lies in steps of `rows` that follow each other."""
+    """The readings whose whole interval since the previous reading lies in consecutive steps of `rows`."""
     if not len(rows):
         return series.value[:0]
     counted = np.zeros(len(run.steps), bool)
@@ -366,7 +366,7 @@ def _curve(series: Series, values: Float64) -> CurveFact:
 
 
 def early_end_sentence(run: Run) -> str:
-    """How the run ended, where that was before its code and the number of steps asked for; else empty."""
+    """How the run ended, if that was before the end of its code and the requested steps; else empty."""
     count = len(run.steps)
     how = _EARLY.get(run.outcome) if run.source != "trace" else None
     limit = run.settings.steps
@@ -385,7 +385,7 @@ def early_end_sentence(run: Run) -> str:
 
 
 def _epoch_steps(run: Run) -> int | None:
-    """As many as the loader's batches make; None where that is not known."""
+    """The number of steps that the loader's batches make; None if unknown."""
     batches = 0 if run.loader is None or run.loader.length is None else run.loader.length
     return round(batches / max(1.0, float(np.median(run.steps.batch_count)))) or None
 

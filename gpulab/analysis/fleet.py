@@ -1,4 +1,4 @@
-"""Which jobs waste GPUs: summaries of runs, gathered by job and ordered by the GPU hours in which nothing was done."""
+"""Finds the jobs that waste GPUs: summaries of runs by job, ordered by the GPU hours in which a GPU did nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpulab.run_summary import RunSummary
 
 
 class OwnedSummary(Struct, frozen=True):
-    """A run's summary, whose it is, and in which store."""
+    """A run's summary, its owner, and its store."""
 
     summary: RunSummary
     user: str
@@ -22,9 +22,9 @@ class OwnedSummary(Struct, frozen=True):
 class FleetJob(Struct, frozen=True):
     """The ranks of one job together; a run by itself is a job of one rank.
 
-    `gpu_hours` is its ranks' time, each times its GPUs; `wasted_gpu_hours` the part of it in which they did nothing.
-    Both are of the ranks that are here; None is "not measurable", for the `reason`. `at_least`: of some rank the time
-    is known by the utilization curve or not at all. Headline, line and knob are those of the rank that wastes most.
+    `gpu_hours` is the sum over ranks of time times GPUs; `wasted_gpu_hours` the part in which the GPUs did nothing.
+    Both cover the recorded ranks; None is "not measurable", for the `reason`. `at_least`: for some rank the time is
+    known only from the utilization curve or not at all. Headline, line and knob are those of the rank that wastes most.
     """
 
     id: str
@@ -47,19 +47,19 @@ class FleetJob(Struct, frozen=True):
     cause: str
     source_line: str
     knob: str
-    rank: int | None  # that the headline is of; None where the job is one run
+    rank: int | None  # whose headline this is; None if the job is one run
     runs: tuple[str, ...]
 
 
 class Fleet(Struct, frozen=True):
-    """`jobs` by wasted GPU hours, the largest first; `unmeasured` are those of which none are known."""
+    """`jobs` by wasted GPU hours, the largest first; for jobs in `unmeasured` these are unknown."""
 
     jobs: tuple[FleetJob, ...]
     unmeasured: tuple[FleetJob, ...]
 
     @property
     def gpu_hours(self) -> float:
-        """Of the jobs whose waste is known."""
+        """GPU hours of the jobs whose waste is known."""
         return sum(job.gpu_hours for job in self.jobs)
 
     @property
@@ -68,14 +68,14 @@ class Fleet(Struct, frozen=True):
 
     @property
     def idle_fraction(self) -> float | None:
-        """Of all of them together; None where nothing ran."""
+        """Wasted share of these jobs' GPU hours; None if nothing ran."""
         return self.wasted_gpu_hours / self.gpu_hours if self.gpu_hours else None
 
 
 def fleet(runs: Iterable[OwnedSummary]) -> Fleet:
-    """The runs by job: of one user and one store, for a launcher's id may be in use elsewhere, too.
+    """Group the runs by job, within one user and store, because a launcher's id may be in use elsewhere, too.
 
-    A rank that was recorded more than once counts each time: each time it held its GPUs.
+    A rank that was recorded several times counts each time, because it held its GPUs each time.
     """
     groups: dict[str, list[OwnedSummary]] = defaultdict(list)
     for run in runs:
@@ -121,7 +121,7 @@ def _job(group: Sequence[OwnedSummary]) -> FleetJob:
 
 
 def on_the_cpu(run: RunSummary) -> RunSummary:
-    """A run without a GPU as one whose only device is the CPU; any other as it is."""
+    """A run without a GPU as one whose only device is the CPU; any other run unchanged."""
     if run.device == "cuda":
         return run
     if run.cpu_idle_fraction is None:

@@ -1,7 +1,7 @@
-"""Whether a trace can carry the figures drawn from it: each check with its count, and what it withholds.
+"""Checks whether a trace supports the figures computed from it: each check with its count, and what it withholds.
 
-A damaged trace is common (CUPTI loses kernels, clocks drift apart, files are cut) and looks like any other. A check
-withholds exactly the figures that depend on what it found broken; everything else stays.
+Damaged traces are common (CUPTI loses kernels, clocks drift apart, files are cut) and look like any other. A check
+withholds exactly the figures that depend on the damage it found; all others stay.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpulab.timeline.trace_steps import FoundSteps, find_steps
 State = Literal["ok", "degraded", "unusable"]
 STATES: tuple[State, ...] = ("ok", "degraded", "unusable")
 
-# A launch whose kernel never came back leaves a hole that looks like idleness. Up to 0.1 % moves no figure shown;
-# beyond 2 % the busy share is wrong in its second digit. Ours: no published source.
+# A launch whose kernel is missing leaves a gap that looks like idle time. Up to 0.1 % changes no displayed figure;
+# above 2 % the busy share is wrong in its second digit. Ours: no published source.
 LOST_NOTICE, LOST_LIMIT = 0.001, 0.02
 # A kernel cannot start before the call that launches it; CUPTI's clocks agree to about a microsecond.
 CLOCK_TOLERANCE_NS = 1_000
 EARLY_NOTICE = 0.001
 
-# The CPU runs ahead by more than a small part of a step, and by more than it takes to look. Ours.
+# Ours: the CPU is ahead if it is ahead by more than 1 ms and by more than this fraction of a step.
 HOST_AHEAD_NS, HOST_AHEAD_STEPS = 1_000_000, 0.05
 
 LOST_EVENTS = ("unreadable events", "missing ts", "broken times")  # as the reader names them
@@ -38,21 +38,21 @@ HOST_AGAINST_DEVICE = ("idle_causes", "launch_statistics")
 ALL_OF_THE_DEVICE = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction")
 
 
-SUMS_OVER_A_STEP = ("data_wait", "optimizer", "operators", "memory")  # what a part of the events makes too small
+SUMS_OVER_A_STEP = ("data_wait", "optimizer", "operators", "memory")  # too small if events are missing
 
 
 class Check(Struct, frozen=True):
-    """One thing looked for. `count` is how often it was found; `withholds` names the figures it makes unreliable."""
+    """One kind of damage. `count` is how often it was found; `withholds` names the figures it makes unreliable."""
 
     name: str
     count: int
     state: State
     withholds: tuple[str, ...]
-    meaning: str  # for a person who knows none of our words; empty where nothing was found
+    meaning: str  # for a person who knows no terms of gpulab; empty if nothing was found
 
 
 def check_of_count(name: str, count: int, state: State, meaning: str, withholds: tuple[str, ...] = ()) -> Check:
-    """The check as it is where something was found, and ok without a word where nothing was."""
+    """The check in this `state` with its `meaning` if something was found; else "ok" without words."""
     return Check(name, count, state, withholds, meaning) if count else Check(name, 0, "ok", (), "")
 
 
@@ -70,7 +70,7 @@ class Integrity(Struct, frozen=True):
         return frozenset(figure for c in self.checks for figure in c.withholds)
 
     def reason(self, figure: str) -> str | None:
-        """Why a figure is withheld; None where it is not."""
+        """Why a figure is withheld; None if it is not."""
         return next((c.meaning for c in self.checks if figure in c.withholds), None)
 
 
@@ -83,7 +83,7 @@ def integrity(run: Run) -> Integrity | None:
 
 
 class _Evidence(Struct, frozen=True):
-    """What several checks read of a trace."""
+    """Parts of a trace that several checks read."""
 
     run: Run
     timeline: Labels
@@ -102,12 +102,12 @@ class _Evidence(Struct, frozen=True):
         return cls(run, spans, launch, device, starts_work, matched(spans, device, starts_work))
 
     def damaged(self, *names: str) -> int:
-        """How often the reader met these kinds of damage; 0 for a trace of ours."""
+        """How often the reader found these kinds of damage; 0 for a trace that gpulab recorded."""
         return sum(self.run.origin.damaged(name) for name in names) if self.run.origin is not None else 0
 
 
 def _no_device_events(evidence: _Evidence) -> Check:
-    """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
+    """CUDA work was launched but the trace has none of it: CUPTI is denied, or in use by another tool."""
     device, count = evidence.run.device, len(evidence.starts_work) if len(evidence.device) == 0 else 0
     if device.kind == "unknown" and evidence.run.origin is not None and not evidence.run.origin.is_cut_short:
         meaning = f"this trace shows no work of {device.name}: record kernels, and the calls that start them"
@@ -147,7 +147,7 @@ def _kernels_before_launch(evidence: _Evidence) -> Check:
 
 
 def _clock_shift(evidence: _Evidence) -> Check:
-    """Device work that ends after a call that waited for all of it has returned: it was moved to the right."""
+    """Device work that ends after the return of a call that waited for it: its times are shifted."""
     t = evidence.timeline
     waits = t.rows(What.DEVICE_WAIT)
     of_device, of_launch = evidence.pairs
@@ -180,7 +180,7 @@ def _host_ahead(evidence: _Evidence) -> Check:
 
 
 def _graph_replays(evidence: _Evidence) -> Check:
-    """One launch, many kernels: counting launches says nothing about such a trace."""
+    """One launch starts many kernels: the number of launches says nothing about such a trace."""
     t = evidence.timeline
     count = len(t.rows(What.GRAPH_LAUNCH))
     meaning = f"{count:,} CUDA graph launches, each of many kernels: kernels per launch are not counted"
@@ -188,7 +188,7 @@ def _graph_replays(evidence: _Evidence) -> Check:
 
 
 def _duplicated_steps(evidence: _Evidence) -> Check:
-    """Marks of a step that was there already. Copies on the device are Kineto's own and are never counted as steps."""
+    """Marks of a step that has a mark already. Their copies on the device are Kineto's and never count as steps."""
     count = _marks(evidence).duplicate_marks
     meaning = f"{count:,} duplicate step marks; each step counts once"
     return check_of_count("duplicated_steps", count, "degraded", meaning)
@@ -201,20 +201,20 @@ def _missing_steps(evidence: _Evidence) -> Check:
 
 
 def _marks(evidence: _Evidence) -> FoundSteps:
-    """The marks of a trace from elsewhere; our own steps do not depend on marks."""
+    """The marks of a trace from another tool; gpulab's own steps do not depend on marks."""
     loaded = evidence.run.origin is not None
     return find_steps(evidence.timeline) if loaded else FoundSteps(evidence.run.steps, evidence.run.step_source, ())
 
 
 def _truncated_tail(evidence: _Evidence) -> Check:
-    """PyTorch writes the host's events first: what a file cut short lacks is the GPU's work, uncounted."""
+    """PyTorch writes the host's events first: a truncated file lacks an unknown part of the GPU's work."""
     count = min(1, evidence.damaged("truncated tail"))
     meaning = "the file is truncated: an unknown part is missing, the GPU's work first"
     return check_of_count("truncated_tail", count, "unusable", meaning, (*ALL_OF_THE_DEVICE, *SUMS_OVER_A_STEP))
 
 
 def _broken_gzip(evidence: _Evidence) -> Check:
-    """Whether text is missing is the affair of `truncated_tail`."""
+    """A damaged end of the gzip file; `truncated_tail` checks whether text is missing."""
     count = min(1, evidence.damaged("broken gzip"))
     meaning = "the gzip file is damaged or has trailing data; the figures use all that could be read"
     return check_of_count("broken_gzip", count, "degraded", meaning)
@@ -244,7 +244,7 @@ def _empty_window(evidence: _Evidence) -> Check:
 
 
 def _dropped_events(evidence: _Evidence) -> Check:
-    """Events that the profiler says it dropped, and those that could not be read."""
+    """Events that the profiler reports as dropped, and events that could not be read."""
     origin, count = evidence.run.origin, evidence.damaged(*LOST_EVENTS)
     lost = [f"{d.count:,} {d.name}" for d in origin.damage if d.name in LOST_EVENTS] if origin is not None else []
     bad = origin is not None and count > LOST_LIMIT * max(1, origin.events_read)
@@ -254,7 +254,7 @@ def _dropped_events(evidence: _Evidence) -> Check:
 
 
 def _missing_device_properties(evidence: _Evidence) -> Check:
-    """Without them nothing can be set against what the GPU could do."""
+    """Without these properties, nothing can be compared with the GPU's peaks."""
     origin = evidence.run.origin
     count = len(evidence.timeline.devices) if origin is not None and not origin.device_properties else 0
     meaning = "the trace does not name its GPU: its memory is not known"

@@ -1,8 +1,8 @@
-"""What a GPU ran in the steps, row by row and in sums: which call started it, for which operator, of what class.
+"""Lists what a GPU ran in the steps, row by row and in sums: the call that started it, its operator, its class.
 
-Kernels, launches and copies are counted where the host called: in the steps that launched them. A kernel or copy
-without a launch in the trace counts where it began. Times are sums over streams and devices, and shares are of that
-sum, never of wall time.
+Kernels, launches and copies count in the step whose host code launched them. A kernel or copy without a launch in the
+trace counts in the step in which it began. Times are sums over streams and devices, and shares are of that sum, never
+of wall time.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class DeviceWork(Struct, frozen=True, dict=True):
 
     @cached_property
     def computing(self) -> Mask:
-        """Which rows are kernels that exchange nothing with other ranks."""
+        """Which rows are kernels other than communication."""
         return np.asarray(self.kernel & (self.kind != CLASSES.index("communication")))
 
     @cached_property
     def computing_us(self) -> float:
-        """Device time of these per step."""
+        """Device time of `computing` kernels per step."""
         return self.us(self.computing)
 
     @cached_property
     def duration_ns(self) -> Int64:
-        """Of each row."""
+        """The duration of each row."""
         return self.timeline.duration_ns[self.rows]
 
     def of(self, *kinds: str) -> Mask:
@@ -109,25 +109,25 @@ class DeviceWork(Struct, frozen=True, dict=True):
         return float(self.duration_ns[which].sum()) / self.steps / 1e3
 
     def share(self, which: Mask) -> float:
-        """Of the time of all kernels but communication: what the chosen kernels take."""
+        """The share of the chosen kernels in the time of all kernels except communication."""
         return self.us(which & self.kernel) / self.computing_us if self.computing_us else 0.0
 
     def costliest(self, which: Mask) -> str:
-        """The name that takes most time of the chosen rows; empty where there is none."""
+        """The name with most time among the chosen rows; empty without rows."""
         if not which.any():
             return ""
         time_ns = np.bincount(self.timeline.name_id[self.rows[which]], weights=self.duration_ns[which])
         return self.timeline.names[int(time_ns.argmax())]
 
     def per_step_us(self, times: Intervals) -> float:
-        """The length of these times of the device within the steps, in µs per step.
+        """How much of these device times lies in a step, in µs: the median, so that no odd step matters.
 
-        It is the median, so that no odd step speaks for all. A step without any of it counts as 0.
+        A step without any of these times counts as 0.
         """
         return median_per_step_us(self.windows, times)
 
     def host_per_step_us(self, times: Intervals) -> float:
-        """The same of times of the host."""
+        """The same for times of the host."""
         return median_per_step_us(self.host_windows, times)
 
     def names_of(self, rows: Int64) -> npt.NDArray[np.object_]:
@@ -138,7 +138,7 @@ class DeviceWork(Struct, frozen=True, dict=True):
 
 
 def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceWork | None:
-    """The work accounted in `account`; None where that is not a GPU's."""
+    """The work accounted in `account`; None if that is not of a GPU."""
     if timeline is None or account is None or account.device_index is None or not account.steps:
         return None
     spans, index = labels(timeline), account.device_index
@@ -165,12 +165,12 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
 
 
 def median_per_step_us(windows: Intervals, times: Intervals) -> float:
-    """The length of these times in the median window, in µs."""
+    """How much of these times lies in a window, in µs: the median over the windows."""
     return float(np.median(paint(windows, [times])[:, 0])) / 1e3
 
 
 def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
-    """Each distinct pair of kernel and operator is asked once."""
+    """The class of each row; each distinct pair of kernel and operator is classified once."""
     operator_name = np.where(operator >= 0, timeline.name_id[operator], -1).astype(np.int64)
     pairs = timeline.name_id[rows].astype(np.int64) * (len(timeline.names) + 1) + operator_name + 1
     distinct, group = np.unique(pairs, return_inverse=True)
@@ -184,7 +184,7 @@ def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
 
 
 def replayed_fraction(work: DeviceWork) -> float:
-    """Of the time in kernels what replayed graphs ran."""
+    """Share of kernel time that replayed graphs ran."""
     duration_ns = work.duration_ns[work.kernel]
     total_ns = int(duration_ns.sum())
     replayed_ns = int(duration_ns[replay_of(work.timeline, work.rows[work.kernel]) >= 0].sum())
@@ -200,7 +200,7 @@ def idle_within_us(work: DeviceWork) -> float:
     return work.per_step_us(intersect(work.idle, replays)) if len(replays) else 0.0
 
 
-# Whether the GPU's idle time is made of launches: a launch costs microseconds, so a long gap has another cause.
+# Whether launches cause the GPU's idle time: a launch costs microseconds, so a long gap has another cause.
 
 
 # Ten times the 99th percentile of the time from one operator to the next in a launch-bound program (b200_moe: 123 µs).
@@ -221,7 +221,7 @@ def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
 
 
 def small_kernels_fraction(work: DeviceWork) -> float | None:
-    """Share of kernel time in kernels of fewer blocks than the GPU has multiprocessors; None where not recorded."""
+    """Share of kernel time in kernels with fewer blocks than the GPU has multiprocessors; None if not recorded."""
     blocks = work.timeline.extra.get("blocks_per_sm")
     kernel = work.computing
     if blocks is None or not kernel.any():
@@ -234,7 +234,7 @@ def small_kernels_fraction(work: DeviceWork) -> float | None:
 
 
 def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:
-    """Copies to the GPU from ordinary memory, per step: µs with no kernel beside them, bytes, and when they ran."""
+    """Copies to the GPU from pageable memory, per step: µs without a concurrent kernel, bytes, and when they ran."""
     t = work.timeline
     copies = work.rows[t.named(lambda name: name.startswith("Memcpy HtoD (Pageable"), work.rows)]
     kernels = work.rows[work.kernel]
@@ -251,14 +251,14 @@ CLASSES = (
     "normalization",  # batch, layer and group norm, softmax
     "pointwise",
     "reduction",
-    "layout",  # from one order of the axes of images to the other
+    "layout",  # from one order of image axes to the other
     "optimizer",
     "copy",
     "communication",
     "other",
 )
 
-# Operators whose kernels without a telling name are of that class.
+# Operator → class of those of its kernels whose name does not show a class.
 _BY_OPERATOR: tuple[tuple[str, str], ...] = (
     ("attention", r"^aten::_?(scaled_dot_product_)?(flash|efficient|cudnn|mem_eff)\w*attention"),
     ("matrix", r"^aten::(mm|addmm|bmm|baddbmm|matmul|linear|addbmm|dot|mv|_scaled_mm|_addmm_activation)$"),
@@ -287,8 +287,8 @@ def class_of(kernel: str, operator: str = "") -> str:
 
 @once
 def names_tell(spans: Labels) -> bool:
-    """Whether kernel names tell number formats and matrix units: only where CUDA's own calls show that the GPU is
-    NVIDIA's. AMD's libraries name only some of their matrix kernels."""
+    """Whether kernel names show number formats and matrix units: only if calls of CUDA show that the GPU is one of
+    NVIDIA. AMD's libraries name only some of their matrix kernels."""
     return any(spans.names[i].startswith("cu") for i in distinct(spans.name_id[spans.of(*CALLS)]))
 
 
@@ -300,9 +300,9 @@ _HOST_MEMORY = {"Pageable": "pageable", "Pinned": "pinned"}
 
 
 class Launches(Struct, frozen=True):
-    """Kernel launches (graph launches too). None where there is none to measure.
+    """Kernel launches, including graph launches. None if there is no launch to measure.
 
-    queue_delay_us: from the end of a launch to the start of the first kernel it started, 0 where that began earlier.
+    queue_delay_us: from the end of a launch to the start of the first kernel it started; 0 if that began earlier.
     """
 
     count: int
@@ -326,10 +326,10 @@ class CopyRow(Struct, frozen=True):
 
 
 class Kernels(Struct, frozen=True):
-    """What ran on the device. Fractions are 0–1, None where there is no kernel or the trace cannot tell."""
+    """What ran on the device. Fractions are 0–1, None without a kernel or if the trace does not show them."""
 
     count: int
-    tensor_core_fraction: float | None  # of kernel time; None where names do not tell it of more than 1 % of the time
+    tensor_core_fraction: float | None  # of kernel time; None if names do not show it for more than 1 % of the time
     short_count_fraction: float | None
     short_time_fraction: float | None
     est_achieved_occupancy_pct: float | None
@@ -349,7 +349,7 @@ def kernels(timeline: Timeline, windows: Intervals) -> Kernels:
 
 
 def short_count_fraction(timeline: Timeline, windows: Intervals, below_us: float) -> float | None:
-    """Of the kernels launched within the windows, those shorter than that; None where there is no kernel."""
+    """The fraction of kernels launched within the windows that are shorter than `below_us`; None without kernels."""
     rows = _launched(timeline, windows, *KERNELS)
     return float((timeline.duration_ns[rows] < below_us * 1e3).mean()) if len(rows) else None
 
@@ -389,7 +389,7 @@ def copies(timeline: Timeline, windows: Intervals) -> tuple[CopyRow, ...]:
 
 
 def exchanges(timeline: Timeline, windows: Intervals, steps: int) -> tuple[CollectiveFacts, ...]:
-    """Kernels launched within the windows that say what they exchange with other ranks; the costliest kind first."""
+    """Kernels launched in the windows whose exchange with other ranks is recorded; the costliest kind first."""
     if "collective" not in timeline.extra:
         return ()
     rows = _launched(timeline, windows, *KERNELS)
@@ -398,7 +398,7 @@ def exchanges(timeline: Timeline, windows: Intervals, steps: int) -> tuple[Colle
 
 
 def _launched(timeline: Timeline, windows: Intervals, *kinds: What) -> Rows:
-    """Such rows of all devices whose launch lies within the windows."""
+    """Rows of these kinds, on all devices, whose launch lies within the windows."""
     rows = labels(timeline).rows(*kinds)
     return rows[covers(windows, called_ns(timeline, rows))]
 
@@ -415,7 +415,7 @@ def _tensor_core_fraction(timeline: Timeline, rows: Int64) -> float | None:
 
 
 def _mean_occupancy_pct(timeline: Timeline, rows: Int64) -> float | None:
-    """Weighted by duration; None where no kernel with a duration has the figure."""
+    """Mean occupancy weighted by duration; None if no kernel with a duration has the figure."""
     occupancy_pct = timeline.extra.get("occupancy_pct")
     if occupancy_pct is None:
         return None
@@ -427,7 +427,7 @@ def _mean_occupancy_pct(timeline: Timeline, rows: Int64) -> float | None:
 def est_sm_efficiency(timeline: Timeline, device_index: int, span_ns: tuple[int, int]) -> float | None:
     """Blocks per multiprocessor of the kernels running together, at most 1: the mean over the whole span of time.
 
-    As the TensorBoard plugin estimates it; None where no kernel of the span has the figure.
+    Estimated as in the TensorBoard plugin; None if no kernel of the span has the figure.
     """
     blocks_per_sm = timeline.extra.get("blocks_per_sm")
     if blocks_per_sm is None:

@@ -1,4 +1,4 @@
-"""What the profiled steps spend on operators: a table by name, what calling them costs, and work that can be saved."""
+"""Computes what the profiled steps spend on operators: a table by name, the cost of calls, and work to be saved."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 class CostRow(Struct, frozen=True):
     """One name: how often it ran per step, and its time per step.
 
-    `self_us` is time in the span itself, without the spans nested in it (host) or the sum of a kernel's own durations
-    (device). `share` is `self_us` over the steps' wall time; on a device with several streams shares may exceed 1.
-    `device_us`, of an operator: time on the GPU of what it launched itself, wherever that ran. `tensor_core`, of a
-    kernel: whether its name says that it uses tensor cores. None is "not measurable".
+    `self_us` is time in the span without nested spans (host), or the sum of a kernel's own durations (device). `share`
+    is `self_us` over the steps' wall time; on a device with several streams shares may exceed 1. `device_us`, for
+    operators: GPU time of the work that it launched itself, in whatever step that ran. `tensor_core`, for kernels:
+    whether the name says that it uses tensor cores. None is "not measurable".
     """
 
     name: str
@@ -64,7 +64,7 @@ class CostRow(Struct, frozen=True):
 
 
 def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
-    """Host operators and annotations of the training threads; costliest first, on the GPU where there is one."""
+    """Host operators and annotations of the training threads; costliest first, on the GPU if there is one."""
     spans = labels(timeline)
     rows = np.flatnonzero(spans.training(*OPERATORS, *COLLECTIVES, *MARKS))
     tree = CallTree.of(spans, rows)
@@ -87,7 +87,7 @@ def kernels(work: DeviceWork, account: Breakdown) -> tuple[CostRow, ...]:
 
 
 def _by_name(timeline: Timeline, rows: Int64, column: Int64 | None) -> Float64:
-    """The sums of a figure of these rows; without one how many rows there are."""
+    """Sums of a figure of these rows, by name; without a `column` the number of rows."""
     sums: Float64 = np.bincount(timeline.name_id[rows], column, len(timeline.names)).astype(np.float64)
     return sums
 
@@ -95,7 +95,7 @@ def _by_name(timeline: Timeline, rows: Int64, column: Int64 | None) -> Float64:
 def _table(
     timeline: Timeline, rows: Int64, own_ns: Float64, account: Breakdown, device_ns: Float64 | None
 ) -> tuple[CostRow, ...]:
-    """By name: how often these rows are there and how long they take; `own_ns` and `device_ns` are sums by name."""
+    """By name: how often these rows occur and how long they take; `own_ns` and `device_ns` are sums by name."""
     n_steps, wall_ns = len(account.steps), account.wall_ns or 1
     calls, total_ns = _by_name(timeline, rows, None), _by_name(timeline, rows, timeline.duration_ns[rows])
     tells_units = device_ns is None and names_tell(timeline)
@@ -114,7 +114,7 @@ def _table(
     )
 
 
-_OWNERS = (  # by how a library begins the names of its annotations
+_OWNERS = (  # by the prefix of a library's annotations
     ("[pl]", "Lightning's"),
     ("FullyShardedDataParallel", "FSDP's"),
     ("FSDP::", "FSDP's"),
@@ -127,14 +127,14 @@ _OWNERS = (  # by how a library begins the names of its annotations
 
 
 class Annotated(Struct, frozen=True):
-    """`name` as the program gave it; `share`: median over the steps of what lies in it without an operator."""
+    """An annotation of the program; `share`: median over the steps of the time in it without an operator."""
 
     name: str
     share: float
 
     @property
     def words(self) -> str:
-        """As it is called in a sentence: `your annotation "forward"`."""
+        """Its name in a sentence: `your annotation "forward"`."""
         owner = next((owner for prefix, owner in _OWNERS if self.name.startswith(prefix)), "your")
         return f'{owner} annotation "{self.name}"'
 
@@ -142,7 +142,7 @@ class Annotated(Struct, frozen=True):
 def unknown_by_annotation(facts: Facts) -> tuple[Annotated, ...]:
     """Where the unknown time of a step lies, the largest first.
 
-    Empty where the causes of idle time are withheld: then all of it is unknown anyway.
+    Empty if the causes of idle time are withheld: then all idle time is unknown anyway.
     """
     timeline, account = facts.run.timeline, facts.breakdown
     withheld = facts.integrity.withheld if facts.integrity is not None else frozenset()
@@ -162,12 +162,12 @@ def unknown_by_annotation(facts: Facts) -> tuple[Annotated, ...]:
     return tuple(Annotated(timeline.names[i], shares[i]) for i in largest if shares[i] > 0)
 
 
-# Ours: to call an operator costs 3 to 10 µs on a CPU, autograd's node and the profiler included: half or more of a
-# shorter one is its call.
+# Ours: calling an operator costs 3 to 10 µs on a CPU, including autograd's node and the profiler: in a shorter operator
+# the call is half of the time or more.
 SHORT_NS = 20_000
-LONGEST_GAP_NS = 100_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
-LONGEST_LOOP_NS = 1_000_000  # ours: in longer gaps the program does something else than going through a training loop
-_LOOP = 64  # ours, direct calls of one operator: what is composed of others calls about ten
+LONGEST_GAP_NS = 100_000  # ours: Python needs 10 to 100 µs from one operator to the next; longer gaps are other work
+LONGEST_LOOP_NS = 1_000_000  # ours: in longer gaps the program does not go through a training loop
+_LOOP = 64  # ours, direct calls within one operator: composite operators make about ten
 _OVER_LISTS = ("aten::_foreach_", "aten::stack", "aten::cat", "aten::pad_sequence")
 _IN_TIME = ("aten::gru", "aten::lstm", "aten::rnn_")
 _REARRANGING = ("aten::contiguous", "aten::clone")
@@ -175,15 +175,16 @@ _CONVERTING = ("aten::_to_copy", "aten::to")
 
 
 class HostOperators(Struct, frozen=True):
-    """Of the profiled steps. `calling_share`: of their time what no operator of `SHORT_NS` or more of its own computes,
-    without waiting for data, calls beside the training (`calls_share`) and gaps of more than `LONGEST_GAP_NS`;
-    `fixed_share`: the same with such calls and with gaps of up to `LONGEST_LOOP_NS`, in which a training loop goes from
-    batch to batch; `count` of operators per step, `short_count` of them the short ones. No share has what an operator
-    calls in a loop of its own of `_LOOP` calls or more, as for each row: the code makes no such call. Where the loop is
-    over time, as an LSTM's, it is fixed cost: more samples do not make it longer.
+    """Operators on the host in the profiled steps; shares are of the steps' time.
 
-    `rearranging_share`: of their time copies that give a tensor another order in memory and nothing else,
-    `rearranging_count` per step; `span` of the longest.
+    `calling_share`: time outside operators with `SHORT_NS` or more of their own, without waiting for data, calls apart
+    from the training (`calls_share`) and gaps of more than `LONGEST_GAP_NS`. `fixed_share`: the same, but including
+    such calls and gaps of up to `LONGEST_LOOP_NS`, in which a training loop goes from batch to batch. Neither includes
+    calls that an operator makes in a loop of its own (`_LOOP` or more, such as one per row), because the user's code
+    does not make these; but loops over time, as in an LSTM, are fixed cost: more samples do not make them longer.
+
+    `count`: operators per step, `short_count` of them short. `rearranging_share`: copies that only change a tensor's
+    order in memory, `rearranging_count` of them per step; `span` of the longest.
     """
 
     count: float
@@ -199,10 +200,10 @@ class HostOperators(Struct, frozen=True):
 def host_operators(
     timeline: Timeline, account: Breakdown, batches_share: float = 0.0, calls_share: float = 0.0
 ) -> HostOperators | None:
-    """None where no operator ran in the accounted steps, or no step was found.
+    """The operators of the accounted steps; None if no operator ran in them, or no step was found.
 
-    `batches_share`: of a step, what makes batches, as far as the account does not hold it; `calls_share`: all calls
-    beside the training, these too.
+    `batches_share`: share of a step that makes batches and is not in the account; `calls_share`: share of all calls
+    apart from the training, including those that make batches.
     """
     windows = account.step_host_windows
     if windows is None:
@@ -241,14 +242,14 @@ def host_operators(
 
 
 def _loops(spans: Labels, tree: CallTree) -> Mask:
-    """Operators that call others in a loop of their own, but not over a list that the code made."""
+    """Operators that call others in a loop of their own, except loops over a list that the code made."""
     calls = np.bincount(tree.parent[tree.parent >= 0], minlength=len(tree.rows))
     may_loop = spans.named(lambda name: name.startswith("aten::") and not name.startswith(_OVER_LISTS))
     return np.asarray(may_loop[tree.rows] & (calls >= _LOOP))
 
 
 def _called_in(spans: Labels, tree: CallTree, loops: Mask) -> Mask:
-    """What runs within these loops, and the backward nodes of operators that mostly do."""
+    """Rows within these loops, and the backward nodes of operators that mostly run in such loops."""
     looped = _below(tree, loops)
     if not looped.any():
         return looped
@@ -267,7 +268,7 @@ def _called_in(spans: Labels, tree: CallTree, loops: Mask) -> Mask:
 
 
 def _below(tree: CallTree, rows: Mask) -> Mask:
-    """What lies within such rows, however deep."""
+    """Which rows lie within such rows, at any depth."""
     below = np.zeros(len(tree.rows), dtype=bool)
     at = np.flatnonzero(tree.parent >= 0)
     above = tree.parent[at]
@@ -281,14 +282,14 @@ def _below(tree: CallTree, rows: Mask) -> Mask:
 
 
 def _elsewhere_ns(spans: Labels, windows: Intervals, limit_ns: int) -> int:
-    """Time in gaps longer than that."""
+    """Time in gaps longer than `limit_ns`."""
     working = spans.times(spans.training(*OPERATORS, *CALLS) | spans.of(What.LOADER))
     edges = union(windows.ravel(), windows.ravel() + 1)
     return measure(subtract(union(windows[:, 0], windows[:, 1]), closed(joined(working, edges), limit_ns)))
 
 
 def _rearranges(spans: Labels, tree: CallTree) -> Mask:
-    """Copies that `contiguous` or `clone` asked for, and no conversion of types."""
+    """Copies made by `contiguous` or `clone`, except conversions of types."""
     copies = spans.named("aten::copy_".__eq__, tree.rows)
     asking = spans.named(_REARRANGING.__contains__, tree.rows)
     converting = spans.named(_CONVERTING.__contains__, tree.rows)
@@ -317,7 +318,7 @@ def share_of(
     names: tuple[str, ...] = (),
     within: tuple[What, ...] = (),
 ) -> float:
-    """Of spans of these kinds, or names, `within` spans of other kinds; 0 where no step was profiled."""
+    """Share of the steps in spans of these kinds or names, `within` spans of other kinds; 0 without profiled steps."""
     windows = None if account is None else account.step_host_windows
     if timeline is None or windows is None or not len(windows):
         return 0.0
@@ -330,7 +331,7 @@ def share_of(
 
 
 def divisible_share(timeline: Timeline | None, account: Breakdown | None) -> float:
-    """Of operators that several threads can share: long ones, of their own time."""
+    """Share of the steps in long operators that several threads can share, by their own time."""
     windows = None if account is None else account.step_host_windows
     if timeline is None or windows is None:
         return 0.0
@@ -342,7 +343,7 @@ def divisible_share(timeline: Timeline | None, account: Breakdown | None) -> flo
 
 
 def unused_share(timeline: Timeline | None, account: Breakdown | None, passes: Sequence[BackwardPass]) -> float:
-    """Of gradients that nobody uses: where autograd evaluated each node of such a pass, in its order."""
+    """Share of the steps spent on unused gradients, where autograd evaluated the nodes of such a pass in order."""
     windows = None if account is None else account.step_host_windows
     if timeline is None or windows is None or not passes:
         return 0.0

@@ -1,4 +1,4 @@
-"""What updating the parameters costs: the operators in Optimizer.step and zero_grad, and the device's part in it."""
+"""Computes the cost of parameter updates: operators in Optimizer.step and zero_grad, and the device's part of it."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def bytes_of(*passes: Pass) -> int:
 def bytes_of_update(
     name: str, *, has_momentum: bool = False, further_adds: int = 0, foreach: bool = False
 ) -> UpdateBytes | None:
-    """Of that class of torch.optim; None for one that PyTorch cannot fuse. `has_momentum` matters to SGD alone.
+    """The bytes for a class of torch.optim; None if PyTorch cannot fuse it. `has_momentum` matters only for SGD.
 
-    `further_adds` are the passes that weight decay and Nesterov's momentum add.
+    `further_adds` are the additional passes of weight decay and Nesterov's momentum.
     """
     kind = _MOMENTUM if name == "SGD" and has_momentum else name
     if kind not in _PASSES:
@@ -72,19 +72,19 @@ FUSED_ADAM_BYTES = bytes_of(_FUSED["Adam"])
 Style = Literal["for-loop", "foreach", "fused"]
 
 _ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
-# Of the bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
-# samples it has: both passes read the parameters, the backward pass writes gradients, whose memory is fetched first.
+# Bytes that each step moves per 32-bit parameter apart from the update, for any number of samples, relative to those of
+# a fused Adam: both passes read parameters, and the backward pass writes gradients, whose memory is fetched first.
 ABOUT_PARAMETERS = 16 / FUSED_ADAM_BYTES
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
 
 class OptimizerWork(Struct, frozen=True):
-    """Per step, in µs where it is a time. `name` is the class ("SGD"); `style` how it updates, None where unseen.
+    """The optimizer's work per step, times in µs. `name` is the class ("SGD"); `style`: how it updates, or None.
 
-    `operators` are those directly inside Optimizer.step, `zeroing` the calls that set gradients to 0. `host_us` is
-    the training thread's time in each, `idle_us` the part of it in which the GPU did nothing, `device_us` the time of
-    what was launched in it (both 0 on a CPU). `has_momentum`: some state is scaled in place, as SGD does with one.
-    `further_adds`: passes over all parameters that weight decay and Nesterov's momentum take; 0 where it is fused.
+    `operators` are those directly inside Optimizer.step, `zeroing` the calls that set gradients to 0. `host_us` is the
+    training thread's time in both, `idle_us` the part in which the GPU did nothing, `device_us` the time of work
+    launched in both (0 on a CPU, like `idle_us`). `has_momentum`: some state is scaled in place, as in SGD with
+    momentum. `further_adds`: passes over all parameters for weight decay and Nesterov's momentum; 0 if fused.
     """
 
     name: str
@@ -105,14 +105,14 @@ class OptimizerWork(Struct, frozen=True):
 
     @property
     def per_parameter(self) -> float:
-        """What the parameters cost in a step, in times of the update; at least, for what computes reads them too."""
+        """The cost of the parameters in a step, as a multiple of the update; a lower bound: computing reads them."""
         return 1 + ABOUT_PARAMETERS if self.style == "fused" else 1.0
 
     @property
     def update_bytes(self) -> UpdateBytes | None:
-        """What an update moves of each parameter; None for a class that PyTorch cannot fuse.
+        """Bytes that an update moves per parameter; None for a class that PyTorch cannot fuse.
 
-        A fused SGD does not show whether it has a momentum: it counts with one, as it is mostly used.
+        A fused SGD does not show whether it has momentum: it is counted with momentum, as it is mostly used.
         """
         has_momentum = self.has_momentum or self.style == "fused"
         foreach = self.style == "foreach"
@@ -120,7 +120,7 @@ class OptimizerWork(Struct, frozen=True):
 
 
 def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | None = None) -> OptimizerWork | None:
-    """The optimizer's work in the accounted steps; None where no step shows an optimizer's mark."""
+    """The optimizer's work in the accounted steps; None if no step has an optimizer's mark."""
     windows = account.host_windows
     spans = labels(timeline)
     stepping, zeroing = spans.stepping, spans.zeroing
@@ -160,7 +160,7 @@ def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[
 
 
 def _calling_share(timeline: Timeline, operators: Int64, stepping: Intervals) -> float:
-    """Of the update, what is not spent in operators long enough to compute."""
+    """The share of the update outside operators that are long enough to compute."""
     if not len(stepping):
         return 0.0
     own = CallTree.of(timeline, operators[covers(stepping, timeline.start_ns[operators])]).self_ns(timeline)
@@ -176,9 +176,9 @@ def _style(names: Counter[str]) -> Style | None:
 
 
 def _further_adds(name: str, names: Counter[str]) -> int:
-    """Weight decay makes a new tensor of its sum; so does Nesterov's momentum, unless it adds to all tensors at once.
+    """Additional passes: weight decay adds into a new tensor; so does Nesterov's momentum, unless it uses foreach.
 
-    SGD with a momentum scales each tensor once, and adds to it twice without Nesterov's.
+    SGD with momentum scales each tensor once, and adds to it twice without Nesterov's.
     """
     foreach = _style(names) == "foreach"
     operators = "aten::_foreach_" if foreach else "aten::"

@@ -1,4 +1,4 @@
-"""One run as one flat row of figures, for tables that other programs read: a name and a type for every column."""
+"""Makes one flat row of figures from a run, for tables that other programs read; columns have a name and a type."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def run_row(run: Run) -> dict[str, Cell]:
 
 
 def _changes(run: Run) -> str:
-    """As a user sets them: "workers=4, amp=bf16"."""
+    """The changes as a user sets them: "workers=4, amp=bf16"."""
     return settings_words(run.settings.knobs)
