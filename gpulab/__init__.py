@@ -1,8 +1,8 @@
 """gpulab: see why a GPU idles, turn a knob, prove the cure.
 
-`%load_ext gpulab` brings `%%gpuprofile`; `gpulab.profile` does the same to a block of code, `gpulab.step` marks steps
-by hand, `gpulab.runs` holds what was measured, `gpulab.load` reads traces from elsewhere and
-`gpulab.compare` sets runs side by side. Everything is imported when it is first used.
+`%load_ext gpulab` adds `%%gpuprofile`; `gpulab.profile` does the same for a block of code, `gpulab.step` marks steps
+by hand, `gpulab.runs` holds the measured runs, `gpulab.load` reads traces from other tools, and `gpulab.compare`
+compares runs. Everything is imported at first use.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(module: str) -> Any:
-    """A module of ours, or one sentence about what it lacks: a machine's own Python may have all but msgspec."""
+    """A module of gpulab. If a dependency is missing, the error is one sentence: a system Python may lack msgspec."""
     try:
         return import_module(module)
     except ModuleNotFoundError as e:
@@ -89,7 +89,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """`%unload_ext gpulab`: take the magics out again."""
+    """`%unload_ext gpulab`: unregister the magics."""
     from gpulab.magics import unregister
 
     unregister(shell)

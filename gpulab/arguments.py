@@ -20,9 +20,9 @@ from gpulab.options import nearest_option
 if TYPE_CHECKING:
     from gpulab.views.view import Answer
 
-PREFIX: dict[Door, str] = {"notebook": "%gpulab", "terminal": "gpulab"}  # of a command, as it is typed
+PREFIX: dict[Door, str] = {"notebook": "%gpulab", "terminal": "gpulab"}  # what a user types before a command
 HELP_WORDS = ("-h", "--help")
-WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # of a line, with what stands in quotes
+WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # a word of a line, quoted parts included
 
 
 class HelpRequest(Exception):
@@ -30,7 +30,7 @@ class HelpRequest(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of exiting, and accepts only unabbreviated options, in any place."""
+    """A parser that raises instead of exiting. Options must be unabbreviated, and may stand anywhere."""
 
     def __init__(self, command: Command, prog: str) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(*HELP_WORDS, action=_Help, nargs=0, help="show this text")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options and words; `prog` is the command as it was typed. Raises UsageError and HelpRequest."""
+        """The options and words, plus `prog`, the command as typed. Raises UsageError and HelpRequest."""
         in_order = "--" in words or any(action.nargs == argparse.REMAINDER for action in self._actions)
         parse = self.parse_known_args if in_order else self.parse_known_intermixed_args
         options, unknown = parse(list(words))
@@ -96,7 +96,7 @@ def overview(door: Door) -> str:
 def command_of(words: Sequence[str], door: Door) -> tuple[Command, Parser, Sequence[str]]:
     """The command that the words begin with, its parser, and the other words.
 
-    Raises UsageError naming the nearest command, and HelpRequest where no command but help is asked for.
+    Raises UsageError naming the nearest command, and HelpRequest if only help is requested.
     """
     prefix, commands = PREFIX[door], {command.name: command for command in at(door)}
     if not words:
@@ -140,7 +140,7 @@ def perform(words: Sequence[str], door: Door) -> tuple[Answer, argparse.Namespac
 
 
 def text_of(answer: Answer, options: argparse.Namespace) -> str:
-    """What a command prints; writes the page that `--html` names. Raises StoreError where that fails."""
+    """What a command prints; also writes the page of `--html`. Raises StoreError if that fails."""
     from gpulab.store.files import write_whole
     from gpulab.views.view import View, as_json
     from gpulab.views.wording import plain
@@ -163,7 +163,7 @@ def text_of(answer: Answer, options: argparse.Namespace) -> str:
 
 
 def unknown_option(prog: str, word: str, words: Sequence[str], valid: Collection[str]) -> str:
-    """An error message for an unknown option: how its setting is given, the nearest option, or where help is."""
+    """The error message for an unknown option: the form of a setting, the nearest option, or how to get help."""
     option, _, value = word.partition("=")
     knob = None
     if "--set" in valid and option.startswith("--"):
@@ -181,12 +181,12 @@ def unknown_option(prog: str, word: str, words: Sequence[str], valid: Collection
 
 
 def split(line: str, prog: str) -> list[str]:
-    """The words of a line; quotes keep what they enclose together. Raises UsageError for one that is not closed."""
+    """The words of a line; quoted text is one word. Raises UsageError for an open quote."""
     reader = shlex.shlex(line, posix=True, punctuation_chars=False)
     reader.whitespace_split = True
     reader.commenters = ""
     if os.name == "nt":
-        reader.escape = ""  # there it separates folders
+        reader.escape = ""  # on Windows a backslash separates folders
     try:
         return list(reader)
     except ValueError as e:

@@ -1,8 +1,8 @@
 """The commands of gpulab: `%gpulab NAME` in a notebook, `gpulab NAME` at a terminal, and `%%gpuprofile`.
 
-Each is stated once, in a literal list: its name, a summary, its options and the function that does it. Parsing, help,
-completion and the answer to a mistake are made from that. The function is imported when its command is given, so that
-help and mistakes cost no wait.
+Each command is declared once, in a literal list: name, summary, options and function. Parsing, help, completion and
+error messages derive from the list. A function is imported only when its command runs, so that help and errors are
+instant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Door = Literal["both", "notebook", "terminal"]
 
 
 class Option(NamedTuple):
-    """An option or a word of a command, as argparse takes it. `values`: what Tab offers, words or a kind of them."""
+    """An option or a word of a command, as for argparse. `values`: completions, as words or as the name of a kind."""
 
     names: tuple[str, ...]
     argparse: dict[str, Any]
@@ -37,9 +37,9 @@ class Option(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command. `run` is "module:function", which is called with the options, if any, and may return an `Answer`.
+    """A command. `run` is "module:function"; the function gets the options, if any, and may return an `Answer`.
 
-    `more` stands below the options in its help. `verbs` are subcommands, as in `runs delete`.
+    `more`: text below the options in the help. `verbs`: subcommands, as in `runs delete`.
     """
 
     name: str
@@ -85,7 +85,7 @@ def _seconds(explanation: str, default: float | None = None) -> Option:
 
 
 def _run_options(code: str, device: str | None = None) -> tuple[Option, ...]:
-    """The options of a profiled run, of which `code` ("cell", "script") is measured."""
+    """The options of a profiled run. `code`: what is measured ("cell", "script")."""
     return (
         _whole_number("--steps", 1, f"stop the {code} cleanly after N steps"),
         _whole_number("--warmup", 0, "exclude the first N steps as warm-up (default: 1 to 3, by run length)"),
@@ -200,7 +200,7 @@ COMMANDS = (
             _path("--html", "FILE", "also write the report as one self-contained page"),
             _path("--json", "FILE", "also write the figures as JSON"),
             _switch("--all", "print everything, not only the first 25 lines"),
-            # a cell that runs in several ranks: what it reads of its notebook, and no report by the ranks themselves
+            # for a cell in several ranks: the source of what it reads from the notebook; ranks print no report
             _option("--before", type=Path, help=argparse.SUPPRESS),
             _switch("--silent", argparse.SUPPRESS),
             _option("--plan", type=Path, help=argparse.SUPPRESS),

@@ -27,7 +27,7 @@ def completions(context: CompletionContext) -> SimpleMatcherResult:
 
 
 def fitting(before: str, token: str, *, first_line: bool = True) -> list[tuple[str, str]]:
-    """Completions in place of `token`, the end of `before`, each with its kind; empty in any other line."""
+    """Completions for `token`, the end of `before`, each with its kind; empty if the line is no magic."""
     magic, line = _PROFILE_LINE.match(before), _COMMAND_LINE.match(before)
     texts: Sequence[tuple[str, str]] = ()
     if magic is not None:
@@ -78,7 +78,7 @@ def _values(option: Option, begun: str) -> Sequence[tuple[str, str]]:
 
 
 def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
-    """Settings with their "=", and after it the values; of a sweep those that are not listed yet."""
+    """Settings with their "=", and after "=" the values; for a sweep only values not listed yet."""
     pair = begun if several_values else begun.rpartition(",")[2]
     name, equals, value = pair.strip().partition("=")
     if not equals:
@@ -122,7 +122,7 @@ def _option_and_value(used: Sequence[str], word: str) -> tuple[str, str]:
 
 
 def _in_place_of(token: str, before: str, text: str) -> str | None:
-    """The text to put in place of IPython's token, so that `text` results; None where it does not fit.
+    """The replacement for IPython's token that results in `text`; None if it does not fit.
 
     IPython's token begins after its delimiters, among them "=" and ","; a name in quotes begins before them.
     """

@@ -1,4 +1,4 @@
-"""One family of errors: each names what the user gave and the next step."""
+"""gpulab's errors: each names the user's input and the next step."""
 
 
 class GpulabError(Exception):
@@ -18,9 +18,9 @@ class TraceError(GpulabError):
 
 
 class RankError(GpulabError):
-    """Ranks of a cell have failed; what all of them measured until then is stored and shown.
+    """Ranks of a cell failed; the measurements of all ranks so far are stored and shown.
 
-    A notebook shows one line of it: the ranks have printed their tracebacks themselves.
+    A notebook shows one line: the ranks have printed their own tracebacks.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -28,7 +28,7 @@ class RankError(GpulabError):
 
 
 class DeviceLost(GpulabError):
-    """An error of the GPU that stays: every CUDA call of this process fails from now on. `cuda_error`: its words."""
+    """A persistent GPU error: from now on every CUDA call of this process fails. `cuda_error`: its message."""
 
     NEXT_STEP = "Restart the kernel: after this error the CUDA context is lost."
 

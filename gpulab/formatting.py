@@ -1,7 +1,7 @@
-"""How figures are written: for people, times, shares, sizes and counts, each by one rule; for JSON, whole records.
+"""Formats figures: times, shares, sizes and counts for people, each by one rule; whole records for JSON.
 
-A figure keeps two or three significant digits and never an exponent. What is not zero is never written as zero, and
-what is less than all is never written as all. None, and what is no finite number, is "not measurable".
+A figure has two or three significant digits and never an exponent. A non-zero value is never written as zero, and a
+share below 100 % never as 100 %. None and non-finite numbers are "not measurable".
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def duration(us: float | None) -> str:
 
 
 def duration_ns(ns: float | None) -> str:
-    """A time in nanoseconds, written as one in microseconds is."""
+    """A time in nanoseconds, in the format of `duration`."""
     return duration(None if ns is None else ns / 1e3)
 
 
 def time_unit(us: float) -> tuple[float, str]:
-    """The largest unit of which a time is at least one, in µs, and its name: 38_000 → 1e3, "ms"."""
+    """The largest unit that is not longer than the time, in µs, and its name: 38_000 → 1e3, "ms"."""
     return next((s for s in _DURATIONS if abs(us) >= 0.9995 * s[0]), _DURATIONS[-1])
 
 
@@ -76,14 +76,14 @@ def percent(fraction: float | None) -> str:
 
 
 def difference(fraction: float | None) -> str:
-    """How far two figures lie apart, relative to them: as a share, but a small one keeps its size: "0.00012 %"."""
+    """A relative difference of two figures, as a share; small differences keep their digits: "0.00012 %"."""
     if fraction is None or not 0 < abs(fraction) < 0.00995:
         return percent(fraction)
     return f"{_significant(100 * fraction, 2)} %"
 
 
 def signed_percent(fraction: float) -> str:
-    """A change relative to what it changes: 0.03 → "+3 %", -0.0004 → "−0.040 %", 0 → "0 %"."""
+    """A relative change: 0.03 → "+3 %", -0.0004 → "−0.040 %", 0 → "0 %"."""
     return f"{'+' if fraction > 0 else '−' if fraction < 0 else ''}{difference(abs(fraction))}"
 
 
@@ -98,7 +98,7 @@ def size(count: float | None) -> str:
 
 
 def gib(count: float | None) -> str:
-    """What a process or a device holds, in one unit whatever its size, so that runs are comparable: "0.48 GiB"."""
+    """Memory of a process or a device, always in GiB, so that runs are comparable: "0.48 GiB"."""
     return NOT_MEASURABLE if count is None or not math.isfinite(count) else f"{_digits(count / 2**30)} GiB"
 
 
@@ -108,9 +108,9 @@ def factor(ratio: float) -> str:
 
 
 def factor_within(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
-    """A factor and its interval, "2.9" and "2.7–3.1", all with as few decimals as keep the three apart.
+    """A factor and its interval, "2.9" and "2.7–3.1", with the fewest decimals that keep the three distinct.
 
-    The second is empty where there is no interval.
+    The second text is empty if there is no interval.
     """
     if interval is None:
         return factor(ratio), ""
@@ -124,12 +124,12 @@ def factor_within(ratio: float, interval: tuple[float, float] | None) -> tuple[s
 
 
 def speed_within(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
-    """A ratio of times and its interval as how many times as fast: 0.4, (0.25, 0.5) → "2.5" and "2.0–4.0"."""
+    """A ratio of times and its interval, as "times as fast": 0.4, (0.25, 0.5) → "2.5" and "2.0–4.0"."""
     return factor_within(1 / ratio, None if interval is None else (1 / interval[1], 1 / interval[0]))
 
 
 def speed_figures(ratio: float, interval: tuple[float, float] | None) -> str:
-    """The same in one text, for a column of times as fast: "2.5 (2.0–4.0)"."""
+    """As `speed_within`, in one text for a table column: "2.5 (2.0–4.0)"."""
     middle, around = speed_within(ratio, interval)
     return f"{middle} ({around})" if around else middle
 
@@ -139,7 +139,7 @@ def speedup(
 ) -> str:
     """How many times as fast, and its interval: 2.1, (2.0, 2.3) → "speedup 2.1× (2.0–2.3)", 0.5 → "2.0× slower".
 
-    `words` are for 1 and more, and for less; where the latter are empty, less than 1 stays what it is.
+    `words`: for factors of at least 1, and for smaller ones; if the second is empty, a factor below 1 is not inverted.
     """
     more, less = words
     if times < 1 and less:
@@ -150,19 +150,19 @@ def speedup(
 
 
 def _factor_decimals(ratio: float) -> int:
-    """Two below 1.5, where hundredths matter, and fewer further off; two significant ones of a small factor."""
+    """Decimals of a factor: two below 1.5, where hundredths matter, fewer above; a small factor has two digits."""
     if 0 < abs(ratio) < 0.1:
         return 1 - math.floor(math.log10(abs(ratio)))
     return 2 if abs(ratio) < 1.495 else 1 if abs(ratio) < 9.95 else 0
 
 
 def _keeps_bounds(interval: tuple[float, float], decimals: int) -> bool:
-    """Whether rounding moves no bound to 0 or 1, which would say that it leaves a factor or a difference open."""
+    """Whether rounding moves no bound to 0 or 1: that would falsely say that the factor or the direction is open."""
     return not any(x not in (0, 1) and round(x, decimals) in (0, 1) for x in interval)
 
 
 def rate(per_s: float | None, what: str) -> str:
-    """Something per second: 1_650.3, "samples" → "1,650 samples/s"."""
+    """A rate: 1_650.3, "samples" → "1,650 samples/s"."""
     return NOT_MEASURABLE if per_s is None or not math.isfinite(per_s) else f"{_digits(per_s)} {what}/s"
 
 
@@ -179,26 +179,27 @@ def reading(value: float | None, unit: str) -> str:
 
 
 def plural(count: float, noun: str) -> str:
-    """A count and what is counted: 1, "step" → "1 step", 2 → "2 steps"."""
+    """A count with its noun: 1, "step" → "1 step", 2 → "2 steps"."""
     return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
 
 
 def capitalized(words: str) -> str:
-    """The words as a sentence or a line begins: "its state" → "Its state", "PyTorch" → "PyTorch"; a name in code stays:
-    "train.py, line 3" → "train.py, line 3".
+    """The words with a capital, for the beginning of a sentence or line: "its state" → "Its state".
+
+    A name in code stays: "train.py, line 3" → "train.py, line 3".
     """
     first = words.split(" ", 1)[0].rstrip(".,:;")
     return words if any(c in "._/\\(" for c in first) else words[:1].upper() + words[1:]
 
 
 def decapitalized(words: str) -> str:
-    """The words as they stand within a sentence: "Its state" → "its state"; "GPUs", "DataLoader" stay."""
+    """The words as inside a sentence: "Its state" → "its state"; "GPUs", "DataLoader" stay."""
     first = words.split(" ", 1)[0]
     return words[:1].lower() + words[1:] if first[1:] == first[1:].lower() else words
 
 
 def sentence(words: str) -> str:
-    """The words as a sentence of their own: "half of it waits" → "Half of it waits."; "Really?" stays as it is."""
+    """The words as a full sentence: "half of it waits" → "Half of it waits."; "Really?" is unchanged."""
     return f"{capitalized(words)}." if words and words[-1] not in ".!?" else words
 
 
@@ -212,17 +213,17 @@ def _digits(value: float) -> str:
 
 
 def _significant(value: float, digits: int) -> str:
-    """A value below 1 with so many digits after its leading zeros."""
+    """A value below 1 with `digits` digits after its leading zeros."""
     return f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}"
 
 
 def plain_values(figures: object) -> Any:
-    """Records, mappings and sequences of them as what JSON holds; a float that JSON cannot hold is None."""
+    """Records, mappings and sequences as plain JSON data; a float that JSON cannot hold becomes None."""
     return _finite(msgspec.to_builtins(figures, str_keys=True, enc_hook=_builtin))
 
 
 def _builtin(value: Any) -> object:
-    """Of what msgspec does not know: a read-only mapping, a scalar of NumPy."""
+    """Converts types that msgspec does not know: read-only mappings and NumPy scalars."""
     return dict(value) if isinstance(value, Mapping) else value.item()
 
 
@@ -235,10 +236,10 @@ def _finite(value: object) -> object:
 
 
 def settings_words(settings: Mapping[str, object]) -> str:
-    """As in `--ab`: "workers=2, amp=bf16"."""
+    """Settings in the form of `--ab`: "workers=2, amp=bf16"."""
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def picked(record: object, *names: str) -> dict[str, object]:
-    """Attributes of a record by their names; where there is no record, None for each."""
+    """The named attributes of a record; None for each if there is no record."""
     return {name: None if record is None else getattr(record, name) for name in names}

@@ -31,7 +31,7 @@ def union(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Intervals
 
 
 def union_of(pairs: Iterable[tuple[int, int]]) -> Intervals:
-    """The same of pairs (start, end), in any order and number."""
+    """As `union`, from pairs (start, end) in any order and number."""
     start, end = np.array(list(pairs), dtype=np.int64).reshape(-1, 2).T
     return union(start, end)
 
@@ -54,7 +54,7 @@ def covers(a: Intervals, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The points in both sets."""
-    # both begin where one begins within the other, and end likewise; where they do so together it counts once
+    # the intersection begins where one set begins inside the other, and ends likewise; common edges count once
     start = (a[_within(b, a[:, 0], "right", "right"), 0], b[_within(a, b[:, 0], "left", "right"), 0])
     end = (a[_within(b, a[:, 1], "left", "left"), 1], b[_within(a, b[:, 1], "left", "right"), 1])
     return _merged(np.sort(np.concatenate(start), kind="stable"), np.sort(np.concatenate(end), kind="stable"))
@@ -78,9 +78,9 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 
 
 def paint(windows: Intervals, layers: Sequence[Intervals]) -> npt.NDArray[np.int64]:
-    """Paint each window with the first layer that covers each of its points; later layers fill what is left bare.
+    """Divide each window among the layers: every point belongs to the first layer that covers it.
 
-    Returns int64 [len(windows), len(layers) + 1]: the time of each window given to each layer, the bare rest last.
+    Returns int64 [len(windows), len(layers) + 1]: the time of each window per layer, the uncovered rest last.
     Each row sums to its window's length exactly.
     """
     totals = np.zeros((len(windows), len(layers) + 1), dtype=np.int64)
@@ -102,32 +102,32 @@ def paint(windows: Intervals, layers: Sequence[Intervals]) -> npt.NDArray[np.int
 
 
 def median_share(windows: Intervals, times: Intervals) -> float:
-    """Which part of its window the times take, in the middle one of the windows."""
+    """The median, over the windows, of the share of a window that `times` covers."""
     wall = np.maximum(1, windows[:, 1] - windows[:, 0])
     return float(np.median(paint(windows, [times])[:, 0] / wall))
 
 
 def _merged(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], gap: int = 0) -> Intervals:
-    """Stretches in order, both of their ends too, as a set; gaps of at most `gap` are filled."""
+    """A set from intervals whose starts and ends are both sorted; gaps of at most `gap` are filled."""
     apart = np.ones(len(start) + 1, dtype=bool)
     apart[1:-1] = start[1:] - end[:-1] > gap
     return np.stack((start[apart[:-1]], end[apart[1:]]), axis=1)
 
 
 def _within(a: Intervals, at: npt.NDArray[np.int64], begun: _Side, ended: _Side) -> npt.NDArray[np.bool_]:
-    """Whether more intervals have begun at each point than have ended; "right": at the point itself, too."""
+    """For each point, whether more intervals have begun than ended; "right" includes the point itself."""
     within: npt.NDArray[np.bool_] = np.searchsorted(a[:, 0], at, begun) > np.searchsorted(a[:, 1], at, ended)
     return within
 
 
 def _edges(*sets: Intervals) -> npt.NDArray[np.int64]:
-    """Every start and end once, in order; a stable sort merges what is already sorted."""
+    """Every start and end once, in order; a stable sort is fast on sorted parts."""
     edges = np.sort(np.concatenate([a.ravel() for a in sets]), kind="stable")
     return edges[np.concatenate(([True], edges[1:] > edges[:-1]))] if len(edges) else edges
 
 
 def _between(edges: npt.NDArray[np.int64], a: Intervals) -> npt.NDArray[np.bool_]:
-    """For each two neighbouring edges, whether the set covers what lies between; its own ends are among the edges."""
+    """For each two neighbouring edges, whether `a` covers the space between; `edges` include all ends of `a`."""
     change = np.zeros(len(edges), dtype=np.int8)
     change[np.searchsorted(edges, a[:, 0])] = 1
     change[np.searchsorted(edges, a[:, 1])] -= 1
@@ -135,6 +135,6 @@ def _between(edges: npt.NDArray[np.int64], a: Intervals) -> npt.NDArray[np.bool_
 
 
 def _sums(values: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The sum of the values from each first one up to the next first one."""
+    """The sums of the groups of `values` that begin at the indices `first`."""
     sums: npt.NDArray[np.int64] = np.add.reduceat(values, first)
     return sums

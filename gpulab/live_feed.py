@@ -14,7 +14,7 @@ CapturePhase = Literal["warm-up", "measuring", "profiling", "after profiling", "
 
 
 class SeriesInfo(Struct, frozen=True):
-    """The legend of one curve: what is read, in which unit, by which instrument."""
+    """The legend of one curve: quantity, unit and instrument."""
 
     name: str
     unit: str
@@ -37,7 +37,7 @@ class Status(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """What is new since the last `drain`.
+    """The data since the last `drain`.
 
     `steps`: float32 [k, 4]: end of the step in s since the run began, wall ms, data wait ms, samples per s (NaN where
     unknown). `samples[name]`: float32 [k, 2]: s since the run began, value.
@@ -49,7 +49,7 @@ class Delta(Struct, frozen=True):
 
 
 class SoFar(Struct, frozen=True):
-    """The run until now, without trace and curves, and the thresholds of its report."""
+    """The run so far, without trace and curves, and the thresholds of its report."""
 
     run: Run
     thresholds: Thresholds
@@ -62,17 +62,17 @@ class Feed(Protocol):
         """The curves that are measured; more may appear in the first tenths of a second."""
 
     def drain(self) -> Delta:
-        """What is new since the last call. One reader only."""
+        """The data since the last call. One reader only."""
 
     def so_far(self) -> SoFar | None:
-        """The run until now; None before there is anything to say about it."""
+        """The run so far; None before there is anything to report."""
 
     def request_stop(self) -> None:
         """Ask the run to end at the next step boundary. Returns at once."""
 
 
 class Monitor(Protocol):
-    """Something that shows a run while it goes on, e.g. the live view."""
+    """A view of a running capture, e.g. the live view."""
 
     def begin(self, feed: Feed) -> None:
         """The run starts. Called on the main thread; must not block or raise."""

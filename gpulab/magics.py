@@ -45,7 +45,7 @@ runs_users_code(__file__)
 
 _PROFILE = Parser(PROFILE, PROFILE.name)
 _OPTIONS = _PROFILE._option_string_actions
-MODULE_CALLS = 5  # observed: at the beginning, the loader, the first update, two backward passes; no later epochs
+MODULE_CALLS = 5  # samples: at the beginning, loader, first update, two backward passes; none in later epochs
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
 _OF_CLUSTERS = ("nodes", "time", "sbatch")
@@ -81,14 +81,14 @@ def _check_combination(options: argparse.Namespace) -> None:
 
 
 def _check_inner(options: argparse.Namespace) -> None:
-    """Raises UsageError where a magic inside a measured cell asks for more than to measure."""
+    """Raises UsageError if a magic inside a measured cell requests more than a measurement."""
     more = next((name for name in (*_COMPARING, "set", "ranks", "on") if getattr(options, name)), None)
     if more is not None:
         raise UsageError(f"{_INNER} cannot take --{more}: put one %%gpuprofile --{more} on the cell's first line.")
 
 
 def _run_inner(code: Code) -> object:
-    """Run it as it is: measured twice, neither figure would be right."""
+    """Run the code without measuring: nested measurements would distort each other."""
     sys.stderr.write(f"gpulab: {_INNER} is ignored: the outer one already measures this code.\n")
     return code.run()
 
@@ -118,7 +118,7 @@ def _run_profiled(execution: Execution, profiler: profile, *, give: bool) -> obj
             value = code.run()
     finally:
         _offer_bench(profiler)
-    with suppress(Exception):  # a fault of ours costs only the bench's values
+    with suppress(Exception):  # a fault of gpulab costs only the bench's values
         if len(profiler.run.steps):
             execution.remember(profiler.run)
     return profiler.run if give else value
@@ -156,7 +156,7 @@ class GPUProfile(Magics):
             raise
 
     def _prepared(self, line: str, cell: str | None, local_ns: dict[str, Any] | None) -> Callable[[], object]:
-        """A function that runs the code and returns the value of the magic; a profile of it has started.
+        """A function that runs the code and returns the value of the magic; its profile has already started.
 
         Raises IPython's UsageError in one line, HelpRequest, and SyntaxError as the cell alone would.
         """
@@ -197,7 +197,7 @@ class GPUProfile(Magics):
             raise LineError(f"{_ended(str(e))}The {'statement' if cell is None else 'cell'} did not run.") from None
 
     def _fill_in(self, options: argparse.Namespace) -> None:
-        """Set the options that the line leaves out to the defaults of `%config GPUProfile`."""
+        """Set options missing from the line to the defaults of `%config GPUProfile`."""
         options.no_trace |= not (self.trace or options.trace_steps is not None or options.whole)
         options.no_live |= not self.live
         options.no_save |= not self.save
@@ -297,14 +297,14 @@ class GPUProfile(Magics):
         except Interrupted:
             raise
         except BaseException as error:
-            if words[:1] in (["climb"], ["headspace"]):  # they run the user's cell: what that raises is shown as bare
+            if words[:1] in (["climb"], ["headspace"]):  # for errors of the user's cell
                 hide_gpulabs_frames(error)
                 cell_code.show_as_bare(self.shell, error)
             raise
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The options of `%%gpuprofile`. Raises UsageError in one line that names the nearest valid word, HelpRequest."""
+    """The options of `%%gpuprofile`. Raises HelpRequest, and UsageError in one line with the nearest valid word."""
     options = _PROFILE.read(words)
     if len(options.name) > 1:
         first, second, *_ = options.name
@@ -328,21 +328,21 @@ def split_statement(line: str) -> tuple[argparse.Namespace, str]:
 
 
 def _first_word(line: str) -> tuple[str, str]:
-    """The first word, its quotes taken off as a shell does, and the rest. Raises UsageError for an open quote."""
+    """The first word, without its quotes as in a shell, and the rest. Raises UsageError for an open quote."""
     match = WORD.match(line)
     end = match.end() if match is not None else 0
     return "".join(split(line[:end], PROFILE.name)), line[end:].lstrip()
 
 
 def _ended(sentence: str) -> str:
-    """The text with an end after which another sentence can follow; after a line of code on a new line."""
+    """The text ended so that another sentence can follow; after a line of code, with a line break."""
     if "\n    " in sentence and sentence.splitlines()[-1].startswith("    "):
         return f"{sentence}\n"
     return f"{sentence} " if sentence.endswith((".", "!", "?")) else f"{sentence}. "
 
 
 def _offer_bench(profiler: profile) -> None:
-    """Buttons under the report that open the bench and try the first fix; without them there is `%gpulab panel`."""
+    """Buttons under the report that open the bench and try the first fix; `%gpulab panel` works without them."""
     from gpulab.views.widgets import in_notebook
 
     if in_notebook():
@@ -371,14 +371,14 @@ def _show(answer: Answer, options: argparse.Namespace) -> None:
 
 @context_matcher()  # type: ignore[untyped-decorator]
 def complete(context: CompletionContext) -> SimpleMatcherResult:
-    """For Tab in a magic's line: its options, commands, knobs and runs."""
+    """Tab completion in a magic's line: options, commands, knobs and runs."""
     from gpulab.completion import completions
 
     return completions(context)
 
 
 def help_text() -> str:
-    """What `%gpuprofile --help` prints: the options, examples, and every setting of the catalogue."""
+    """The text of `%gpuprofile --help`: the options, examples, and every setting of the catalogue."""
     from gpulab.knobs.catalogue import KNOBS
 
     return _help(
@@ -392,9 +392,9 @@ def _help(settings: str) -> str:
 
 
 def register(shell: Any) -> None:
-    """Make the magics known, their options completable."""
+    """Register the magics and their completion."""
     magics = GPUProfile(shell=shell)
-    # without the catalogue: to import it takes longer than all else that the extension needs
+    # without the catalogue: its import takes longer than everything else in the extension
     GPUProfile.gpuprofile.__doc__ = _help("Settings: see %gpuprofile --help.")
     GPUProfile.gpulab.__doc__ = overview("notebook")
     shell.register_magics(magics)
@@ -402,7 +402,7 @@ def register(shell: Any) -> None:
 
 
 def unregister(shell: Any) -> None:
-    """Forget the magics, their defaults and their completion."""
+    """Unregister the magics, their defaults and their completion."""
     for kind, name in (("cell", "gpuprofile"), ("line", "gpuprofile"), ("line", "gpulab")):
         shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.registry.pop(GPUProfile.__name__, None)

@@ -1,4 +1,4 @@
-"""Checks and parsers of options that exist in several places; `--steps 0` and `steps=0` fail with one message."""
+"""Checks and parsers for options of several commands; `--steps 0` and `steps=0` fail with the same message."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpulab.errors import UsageError
 Number = TypeVar("Number", int, float)
 
 CLIMB_BUDGET_S = 300.0
-CLIMB_SEEDS = 3  # for the band of the loss; run only where a setting moves the loss at all
-DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the baseline
-ROW_BUDGET_S = 45.0  # of one in a bench, where a click goes on with what is not decided by then
-FURTHER_BUDGET_S = 30.0  # more with each further setting
+CLIMB_SEEDS = 3  # for the band of the loss; run only if a setting changes the loss
+DEFAULT_BUDGET_S = 60.0  # for a comparison of one setting with the baseline
+ROW_BUDGET_S = 45.0  # for a comparison in a bench, where a click continues an undecided one
+FURTHER_BUDGET_S = 30.0  # added for each further setting
 STOPPED_BY = "To stop: the button beside the bar, or the notebook's own."
-LAST, SLOWEST = "last", "slowest"  # of --only-ranks
-QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment
+LAST, SLOWEST = "last", "slowest"  # words for --only-ranks
+QUICK_VARIABLE = "GPULAB_QUICK"  # environment variable
 QUICK_NOTE = f"{QUICK_VARIABLE} is set: runs are as short as possible, so no comparison is decided."
 QUICK_RUN_STEPS = 12  # of a profiled run
 QUICK_MEASURED, QUICK_TRACED = 4, 3  # steps of a run with its trace in an experiment
@@ -28,7 +28,7 @@ QUICK_STEPS, QUICK_PAIRS, QUICK_BUDGET_S = 2, 1, 6.0  # counted steps of a block
 
 
 def is_quick() -> bool:
-    """Whether `GPULAB_QUICK=1` is set: for tests and quick tours each measurement is as short as it can be.
+    """Whether `GPULAB_QUICK=1` is set: for tests and quick tours each measurement is as short as possible.
 
     Requested steps, pairs, trials and seconds are then upper bounds; comparisons stay undecided.
     """
@@ -67,7 +67,7 @@ def nearest_option(word: str, valid: Collection[str]) -> str | None:
 
 
 def without_comment(line: str) -> str:
-    """A line up to a ` #` outside quotes, as one copies it from a text; `run#3` is a word."""
+    """A line up to a ` #` outside quotes, as copied from a text; `run#3` is a word."""
     quote = ""
     for i, letter in enumerate(line):
         if quote:
@@ -80,15 +80,15 @@ def without_comment(line: str) -> str:
 
 
 def check_without(options: Namespace, names: Iterable[str], other: str) -> None:
-    """Raises UsageError where one of the options `names` stands beside --`other`."""
+    """Raises UsageError if one of the options `names` is combined with --`other`."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and value is not False:  # --warmup 0 is one
+        if value is not None and value is not False:  # 0 counts as set (--warmup 0)
             raise UsageError(f"--{name.replace('_', '-')} and --{other} cannot be combined: drop one.")
 
 
 def only_ranks_type(text: str) -> str:
-    """Numbers of ranks, "last" and "slowest", with commas between them. Raises UsageError."""
+    """A comma-separated list of rank numbers, "last" and "slowest". Raises UsageError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word in (LAST, SLOWEST) or (word.isascii() and word.isdecimal()) for word in words):
         raise UsageError(f"--only-ranks expects rank numbers, last or slowest, e.g. 0,last, got {text!r}.")
@@ -96,7 +96,7 @@ def only_ranks_type(text: str) -> str:
 
 
 def check_only_ranks(only: str | None, world_size: int | None) -> None:
-    """Raises UsageError for a rank that does not exist, or without several ranks."""
+    """Raises UsageError for a rank that does not exist, or if there is only one rank."""
     if only is None:
         return
     if world_size is None:
@@ -107,13 +107,13 @@ def check_only_ranks(only: str | None, world_size: int | None) -> None:
 
 
 def check_whole_number(option: str, value: object, least: int) -> None:
-    """The check of an argument in Python; None is no value. Raises UsageError."""
+    """Check an argument in Python; None is allowed. Raises UsageError."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         raise UsageError(f"{option} must be an integer ≥ {least}, got {value!r}.")
 
 
 def check_seconds(option: str, value: object) -> None:
-    """The check of an argument in Python. Raises UsageError."""
+    """Check an argument in Python. Raises UsageError."""
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value <= 0:
         raise UsageError(f"{option} must be a number of seconds > 0, got {value!r}.")
 
@@ -131,7 +131,7 @@ def whole_number_type(option: str, least: int) -> Callable[[str], int]:
 
 
 def number_type(option: str, what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """An argparse type for a number: `what` says which, for the message; 30% is 0.3 where it speaks of a share."""
+    """An argparse type for a number. `what` describes it in the message; if it is a share, "30%" means 0.3."""
 
     def read(text: str) -> float:
         is_percent = "share" in what and text.endswith("%")

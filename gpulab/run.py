@@ -1,9 +1,9 @@
 """The record: one measured execution, frozen and columnar. No I/O, no conclusions.
 
-Everything before this module makes a `Run`, everything after it reads one.
+Capture and trace readers produce a `Run`; analysis and views read it.
 
 Clock: every `*_ns` column counts nanoseconds since the start of the run (`time.perf_counter_ns` based, one clock
-for steps, samples and timeline). A reader that cannot put two sources on one clock says so in `Run.missing`.
+for steps, samples and timeline). A reader that cannot align two sources on one clock says so in `Run.missing`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class Phase(IntEnum):
-    """Which phase of the capture a step ran in."""
+    """The phase of the capture in which a step ran."""
 
     WARMUP = 0
     MEASURED = 1
@@ -41,7 +41,7 @@ class Phase(IntEnum):
 
 
 class StepFlag(IntFlag):
-    """Why one step is not like the others."""
+    """Why a step differs from the others."""
 
     FIRST = 1
     LAST = 2
@@ -69,7 +69,7 @@ class Category(IntEnum):
 
 
 class Collective(IntEnum):
-    """What ranks do together in one kernel of NCCL; `Timeline.extra["collective"]` holds the number."""
+    """The collective operation of an NCCL kernel; `Timeline.extra["collective"]` holds the number."""
 
     ALL_REDUCE = 1
     REDUCE_SCATTER = 2
@@ -91,7 +91,7 @@ def _no_column(kind: type[np.generic]) -> Any:
 
 
 class Columns(Struct, frozen=True):
-    """A table whose columns are its array fields, all of one length; a column with a default may be empty: unknown."""
+    """A table whose columns are its array fields, all of one length; a column with a default may be empty (unknown)."""
 
     def __len__(self) -> int:
         return len(getattr(self, self.__struct_fields__[0]))
@@ -101,18 +101,18 @@ class Columns(Struct, frozen=True):
         return {name: value for name, value in asdict(self).items() if isinstance(value, np.ndarray)}
 
     def to_frame(self) -> pd.DataFrame:
-        """A pandas DataFrame, one row per row of the table. Raises ImportError where pandas is missing."""
+        """A pandas DataFrame, one row per row of the table. Raises ImportError if pandas is missing."""
         return _frame({name: column for name, column in self.columns().items() if len(column) == len(self)})
 
     def check(self, what: str) -> None:
-        """Assert that no column is longer or shorter than the others. Raises AssertionError naming them."""
+        """Assert that all columns have the same length. Raises AssertionError naming the ones that differ."""
         optional = self.__struct_fields__[len(self.__struct_fields__) - len(self.__struct_defaults__) :]
         lengths = {name: len(column) for name, column in self.columns().items() if len(column) or name not in optional}
         assert len(set(lengths.values())) <= 1, f"{what} columns differ in length: {lengths}"
 
 
 class Steps(Columns, frozen=True):
-    """Columns, one row per step found, in order of time; all arrays have the same length.
+    """One row per detected step, in order of time; all columns have the same length.
 
     Steps do not overlap. Time between two steps (evaluation, a new epoch's first line) belongs to no step.
     """
@@ -128,7 +128,7 @@ class Steps(Columns, frozen=True):
     flags: UInt8  # StepFlag
     # GPU time from the end of all earlier work to the end of the step's work; -1: unknown; empty: no GPU
     device_ns: Int64 = _no_column(np.int64)
-    # Part of the step's wall time that gpulab's own marks and timing of batches took; empty: unknown
+    # Part of the step's wall time spent in gpulab's own marks and batch timing; empty: unknown
     own_ns: Int64 = _no_column(np.int64)
     # Number of values in a distributed model's inputs; -1: unknown; empty: no model is distributed
     input_values: Int64 = _no_column(np.int64)
@@ -140,7 +140,7 @@ class Steps(Columns, frozen=True):
 
     @property
     def time_ns(self) -> Int64:
-        """Time of each step: on the GPU where that was measured, else on the host, without gpulab's own part."""
+        """Time of each step without gpulab's own part: on the GPU if measured, else on the host."""
         host_ns = self.wall_ns - self.own_ns if len(self.own_ns) else self.wall_ns
         if not len(self.device_ns):
             return host_ns
@@ -156,7 +156,7 @@ class Steps(Columns, frozen=True):
 class Series(Struct, frozen=True):
     """One curve: readings of one meter over the run.
 
-    `label` is what a legend shows; `source` names the instrument ("NVML", "NVML GPM", "psutil").
+    `label`: text for a legend; `source`: the instrument ("NVML", "NVML GPM", "psutil").
     A reading that failed is absent, never 0.
     """
 
@@ -168,7 +168,7 @@ class Series(Struct, frozen=True):
     value: Float64
 
 
-# Bits of the curve "throttle_reasons": nvmlClocksEventReasons (nvml.h). Idle and the clocks a user chose are none.
+# Bits of the curve "throttle_reasons": nvmlClocksEventReasons (nvml.h), without idle and user-set clocks.
 THROTTLE_NAMES = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -185,7 +185,7 @@ class Samples(Struct, frozen=True):
     series: tuple[Series, ...] = ()
 
     def get(self, name: str) -> Series | None:
-        """The curve of that name, or None where it was not measured."""
+        """The curve of that name; None if it was not measured."""
         return next((s for s in self.series if s.name == name), None)
 
     def to_frame(self) -> pd.DataFrame:
@@ -213,8 +213,8 @@ class Timeline(Columns, frozen=True, eq=False, weakref=True):
     """Spans of the profiled window as columns, sorted by start (ties: longer first, so parents precede children).
 
     `names[name_id]` is a span's name, `lanes[lane_id]` its thread or stream. `correlation` joins a launch
-    (cuda_runtime) with its kernel; 0 is none. `window_ns` bounds what was recorded. `extra` holds optional columns of
-    the same length (`bytes`, `blocks_per_sm`, `occupancy_pct`, …), NaN where a span has none.
+    (cuda_runtime) with its kernel; 0: none. `window_ns` bounds the recording. `extra` holds optional columns of the
+    same length (`bytes`, `blocks_per_sm`, `occupancy_pct`, …); NaN: the span has no value.
     """
 
     start_ns: Int64
@@ -230,7 +230,7 @@ class Timeline(Columns, frozen=True, eq=False, weakref=True):
     extra: dict[str, Float64] = field(default_factory=dict)
 
     def check(self, what: str) -> None:
-        """The same of the optional columns as well."""
+        """As `Columns.check`, with the optional columns as well."""
         super().check(what)
         lengths = {name: len(column) for name, column in self.extra.items()}
         assert set(lengths.values()) <= {len(self)}, f"{what} columns differ in length: {lengths}, of {len(self)} rows"
@@ -261,9 +261,9 @@ class Timeline(Columns, frozen=True, eq=False, weakref=True):
 
 
 class MemoryEvents(Columns, frozen=True):
-    """What the allocators reported while the profiler ran: one row per allocation or release, in order of time.
+    """Allocations and releases reported while the profiler ran: one row each, in order of time.
 
-    `bytes` is signed: a release is negative. Totals are the allocator's own, after the event; -1 where not recorded.
+    `bytes` is signed: a release is negative. Totals are the allocator's own, after the event; -1: not recorded.
     """
 
     t_ns: Int64
@@ -279,11 +279,11 @@ class Damage(Struct, frozen=True):
 
     name: str  # "truncated tail", "missing dur", "unreadable events", …
     count: int
-    detail: str = ""  # where it occurs first
+    detail: str = ""  # its first occurrence
 
 
 class DeviceProperties(Struct, frozen=True):
-    """One GPU as the trace describes it; None is "not in the trace"."""
+    """One GPU as the trace describes it; None: not in the trace."""
 
     id: int
     name: str | None = None
@@ -298,10 +298,10 @@ class DeviceProperties(Struct, frozen=True):
 
 
 class TraceOrigin(Struct, frozen=True):
-    """The file a timeline was read from: its format, what it says of the job, and what was broken in it.
+    """The file that a timeline was read from: its format, its facts about the job, and its defects.
 
-    `zero_ns` is the trace's own time (with `base_time_ns` added where there is one: Unix time) at 0 of the timeline;
-    ranks of one job are put on one clock with it.
+    `zero_ns` is the trace's own time at 0 of the timeline, plus `base_time_ns` if the trace has one (then it is Unix
+    time); it aligns the ranks of a job on one clock.
     """
 
     path: str
@@ -323,17 +323,17 @@ class TraceOrigin(Struct, frozen=True):
     damage: tuple[Damage, ...] = ()
 
     def damaged(self, name: str) -> int:
-        """How often that defect occurs; 0 is never."""
+        """How often the defect occurs."""
         return sum(d.count for d in self.damage if d.name == name)
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the file ends in the middle: PyTorch writes the GPU's work last, and nobody knows what is missing."""
+        """Whether the file is truncated: PyTorch writes GPU events last, so an unknown part of them is missing."""
         return self.damaged("truncated tail") > 0
 
 
 class Settings(Struct, frozen=True):
-    """What the user asked for. `None` means: gpulab chooses, and says so in `Run.choices`."""
+    """The settings that the user requested. None: gpulab chooses, and says so in `Run.choices`."""
 
     name: str = ""
     steps: int | None = None  # end the cell after this many steps
@@ -348,9 +348,9 @@ class Settings(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True):
-    """The device whose time is accounted: a GPU, or the CPU where there is none.
+    """The device whose time is accounted: a GPU, or the CPU if there is none.
 
-    "unknown": of a trace file that ends before it says which.
+    "unknown": a trace file ends before it names the device.
     """
 
     kind: Literal["cpu", "cuda", "unknown"]
@@ -374,14 +374,14 @@ class Job(Struct, frozen=True):
     rank: int
     launcher: Launcher
     world_size: int | None = None
-    local_rank: int | None = None  # among those of the node
+    local_rank: int | None = None  # rank within the node
     node: str = ""
     cluster_id: str = ""  # for `squeue` and `scancel`; of a task of an array: "12_3"
     queue: str = ""  # of the cluster; Slurm's partition
 
 
 class Environment(Struct, frozen=True):
-    """The machine and the software, as far as they matter for reading the figures."""
+    """The machine and the software, as far as they matter for interpreting the figures."""
 
     python: str
     platform: str
@@ -391,13 +391,13 @@ class Environment(Struct, frozen=True):
     memory_total_bytes: int | None
     packages: dict[str, str] = field(default_factory=dict)  # torch, numpy, lightning, …
     hostname: str = ""
-    compute_threads: int | None = None  # of torch for one CPU operator; None: unknown
-    affinity_cores: int | None = None  # on which the scheduler may run the process; None: unknown
+    compute_threads: int | None = None  # torch's threads for one CPU operator; None: unknown
+    affinity_cores: int | None = None  # cores on which the scheduler may run the process; None: unknown
     core_quota: float | None = None  # cores that the control group (container) allows at once; None: no quota
 
 
 class _Compared(Struct, frozen=True, eq=False):
-    """Two are equal that have the same `key`."""
+    """Records that are equal if their `key` is equal."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -406,7 +406,7 @@ class _Compared(Struct, frozen=True, eq=False):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.key == other.key
 
-    def __ne__(self, other: object) -> bool:  # a Struct has its own, which does not ask `__eq__`
+    def __ne__(self, other: object) -> bool:  # Struct's own `__ne__` does not use `__eq__`
         return not self == other
 
     def __hash__(self) -> int:
@@ -427,18 +427,18 @@ class Loader(_Compared, frozen=True, eq=False):
     iterable: bool
     own_collate: bool | None = None  # whether the user passed a collate_fn; None: unknown
     # Observed during the run, not compared:
-    remade: bool | None = None  # made anew for each epoch, so its workers cannot persist
-    batch_tensors: int | None = None  # tensors of a batch; each is handed over separately
-    worker_threads: int | None = None  # of one operator in a worker
-    # Lines of the user's code that make a batch, as `str(Place)`; empty where a library makes it:
-    items_line: str = ""  # the dataset's method that gives an item
+    remade: bool | None = None  # created anew for each epoch, so its workers cannot persist
+    batch_tensors: int | None = None  # tensors of a batch; each is transferred separately
+    worker_threads: int | None = None  # threads of one operator in a worker
+    # Lines of the user's code that make a batch, as `str(Place)`; empty if a library makes it:
+    items_line: str = ""  # the dataset's method that returns an item
     transform_line: str = ""
     collate_line: str = ""
     sampler_line: str = ""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """How it was built."""
+        """The constructor's settings."""
         last = self.__struct_fields__.index("own_collate")
         return tuple(getattr(self, name) for name in self.__struct_fields__[: last + 1])
 
@@ -446,39 +446,39 @@ class Loader(_Compared, frozen=True, eq=False):
 class Batches(Columns, frozen=True):
     """How long batches took to make, timed in the process that made them; one row per batch, in order of arrival.
 
-    The first batches all have a row, later ones are a random sample, so that timing stays within a budget.
+    The first batches all have a row; later ones are a random sample, so that timing stays within a budget.
 
-    `read_ns` is the dataset's own time (`__getitem__`, `__getitems__`, `__next__`) without its transforms, which are
-    known where the dataset holds them as `transform`, `transforms` or `target_transform`; else they are part of it.
+    `read_ns` is the dataset's own time (`__getitem__`, `__getitems__`, `__next__`) without its transforms. Transforms
+    are recognized only in the attributes `transform`, `transforms` and `target_transform`; others count as reading.
     """
 
     worker: Int32  # -1: the training process itself
-    start_ns: Int64  # the worker begins with it
-    end_ns: Int64  # it is collated, and about to be sent
+    start_ns: Int64  # the worker begins the batch
+    end_ns: Int64  # the batch is collated and about to be sent
     read_ns: Int64
     transform_ns: Int64
     collate_ns: Int64
-    read_cpu_ns: Int64  # CPU time of the process in each; the rest of the wall time it waited
+    read_cpu_ns: Int64  # CPU time of the process in this part; the rest of the wall time is waiting
     transform_cpu_ns: Int64
     collate_cpu_ns: Int64
     item_count: Int64
-    core_wait_ns: Int64  # runnable without a core, in all three together; -1: unknown
-    asked_ns: Int64  # the training loop begins to wait for it; -1: it never did
-    answered_ns: Int64  # the training loop gets it; -1: it never did
-    pin_ns: Int64  # copied to page-locked memory; -1: not measured, 0: it was not
-    # How many batches the row represents: its own and the untimed ones before it; empty: one
+    core_wait_ns: Int64  # runnable without a core, in all three parts; -1: unknown
+    asked_ns: Int64  # the training loop begins to wait for the batch; -1: never
+    answered_ns: Int64  # the training loop gets the batch; -1: never
+    pin_ns: Int64  # copy to page-locked memory; -1: not measured, 0: not pinned
+    # How many batches the row represents: its own and the untimed batches before it; empty: one
     stands_for: Int64 = _no_column(np.int64)
 
     @property
     def weight(self) -> Int64:
-        """How often sums over batches count each row: `stands_for`, or 1."""
+        """The weight of each row in sums over batches: `stands_for`, or 1."""
         return self.stands_for if len(self.stands_for) else np.ones(len(self), np.int64)
 
 
 class CoreTimes(Columns, frozen=True):
     """CPU time of the training thread: readings about 10 ms apart, and around the profiler's window.
 
-    Columns but `t_ns` and `profiler` are running totals with an arbitrary zero.
+    Columns except `t_ns` and `profiler` are running totals with an arbitrary zero.
     """
 
     t_ns: Int64
@@ -491,25 +491,25 @@ class CoreTimes(Columns, frozen=True):
 class CoreUse(Columns, frozen=True):
     """Who used the cores that the process may use: readings from the beginning of the run to its end.
 
-    Columns but `t_ns` are running totals with an arbitrary zero; -1: unknown.
+    Columns except `t_ns` are running totals with an arbitrary zero; -1: unknown.
     """
 
     t_ns: Int64
     tree_cpu_ns: Int64  # CPU time of the process and its children, without gpulab's own processes
-    others_cpu_ns: Int64  # of all other programs, and of the host of a virtual machine
-    stolen_ns: Int64  # the part of the host of a virtual machine
-    pool_wait_ns: Int64  # runnable without a core: sum over the threads of the process but the training thread
-    workers_wait_ns: Int64  # the same over the threads of its children
+    others_cpu_ns: Int64  # CPU time of all other programs, and of a virtual machine's host
+    stolen_ns: Int64  # the host's part of `others_cpu_ns`
+    pool_wait_ns: Int64  # runnable without a core: sum over the process's threads except the training thread
+    workers_wait_ns: Int64  # runnable without a core: sum over the threads of child processes
     pressure_ns: Int64  # some program of the machine was runnable without a core
     quota_periods: Int64  # periods of the control group's CPU quota
-    throttled_periods: Int64  # those in which the quota ran out
+    throttled_periods: Int64  # periods in which the quota ran out
 
 
-_CONTINUES = ("(", "[", "{", ",", "\\")  # a line that ends so is the first of several
+_CONTINUES = ("(", "[", "{", ",", "\\")  # a line with such an end is continued
 
 
 class Unit(Struct, frozen=True):
-    """A statement of several lines, or a loop within a function; a loop that holds whole training steps is none."""
+    """A statement of several lines, or a loop within a function, unless the loop contains whole training steps."""
 
     first: int
     last: int
@@ -517,7 +517,7 @@ class Unit(Struct, frozen=True):
 
 
 class Excerpt(Struct, frozen=True):
-    """A few lines of the user's source around one that takes long, as they were when they ran."""
+    """A few lines of the user's source around a slow line, as they were when they ran."""
 
     file: str  # as `Place` has it
     first: int  # the number of the first of these lines
@@ -525,20 +525,20 @@ class Excerpt(Struct, frozen=True):
 
 
 class Place(_Compared, frozen=True, eq=False):
-    """A line of the user's code. `file` is "cell" for the profiled cell, else the file's name as Python has it.
+    """A line of the user's code. `file`: "cell" for the profiled cell, "cell [3]" for another, else Python's file name.
 
-    Lines of the profiled cell count as the notebook shows it, its `%%gpuprofile` included. Other cells are "cell [3]".
+    Line numbers of the profiled cell are those that the notebook shows, its `%%gpuprofile` included.
     """
 
     file: str
     line: int
     function: str = ""
     text: str = ""  # the line itself, without indent
-    units: tuple[Unit, ...] = ()  # that enclose it, the innermost first
+    units: tuple[Unit, ...] = ()  # enclosing units, the innermost first
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The line, without what encloses it."""
+        """The line, without its enclosing units."""
         return self.file, self.line, self.function, self.text
 
     def __str__(self) -> str:
@@ -551,13 +551,13 @@ PauseKind = Literal["gc", "checkpoint_save", "logging", "evaluation", "compile",
 
 
 class Pause(Struct, frozen=True):
-    """Time in which the training thread does not train, within a step or between two."""
+    """Time in which the training thread does not train, within a step or between two steps."""
 
     kind: PauseKind
     start_ns: int
     end_ns: int
-    place: int = -1  # of `Run.places`; -1: unknown
-    detail: str = ""  # "generation 2", the file that was written
+    place: int = -1  # index into `Run.places`; -1: unknown
+    detail: str = ""  # "generation 2", the name of a written file
 
 
 class PauseSum(Struct, frozen=True):
@@ -571,16 +571,16 @@ class PauseSum(Struct, frozen=True):
 class StackSamples(Columns, frozen=True):
     """Stack samples of the training thread, taken every few milliseconds while the profiler ran.
 
-    Each row represents the time since the previous one, the first the time since `began_ns`. `exact`: another process
-    took the samples, so the thread could not bias them. Otherwise a sample waits while one long call holds Python's
-    interpreter lock, and then finds the line of that call.
+    Each row represents the time since the previous row, the first row the time since `began_ns`. `exact`: another
+    process took the samples, so the thread could not bias them. Otherwise a sample is delayed while a long call holds
+    the GIL, and then shows the line of that call.
     """
 
     t_ns: Int64
-    place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
+    place: Int32  # index into `Run.places`: the innermost line of the user's own code; -1: none
     began_ns: int = 0
     exact: bool = False
-    # 1: at a line of the loop that makes the next batch, or called from one; empty: unknown
+    # 1: in code that makes the next batch: at such a line of the loop, or called from one; empty: unknown
     prepares_batch: UInt8 = _no_column(np.uint8)
 
     @property
@@ -592,14 +592,14 @@ class StackSamples(Columns, frozen=True):
 
 
 class OwnBatches(Struct, frozen=True):
-    """Stack samples outside the profiled steps of a loop without a DataLoader: how many were at making a batch.
+    """Stack samples outside the profiled steps of a loop without a DataLoader, and how many were in batch-making code.
 
-    Each sample represents the time since the previous one.
+    Each sample represents the time since the previous sample.
     """
 
     looks: int
     looked_ns: int
-    preparing_looks: int  # at a line that makes the next batch, or called from one
+    preparing_looks: int  # samples at a line that makes the next batch, or called from one
     preparing_ns: int
 
 
@@ -609,35 +609,35 @@ BESIDE_KINDS = CALL_KINDS[:4]  # the training itself
 
 
 class CallLooks(Columns, frozen=True):
-    """Sparse stack samples of the training thread over the whole run: the call that each was in, one row per sample.
+    """Sparse stack samples of the training thread over the whole run: the active call, one row per sample.
 
-    `kind` is an index into `CALL_KINDS`: a library's function ("library"); the user's ("own"); one that the loss does
-    not depend on ("aside"); one that makes the next batch ("batch"). Of the training itself, without its updates: a
-    line that calls a module ("layer"), or operators ("operator"). `exact` as in `StackSamples`.
+    `kind` is an index into `CALL_KINDS`: a library's function ("library"); a user's function ("own"); a call that the
+    loss does not depend on ("aside"); a call that makes the next batch ("batch"). Within the training itself, without
+    updates: a line that calls a module ("layer"), or operators ("operator"). `exact` as in `StackSamples`.
     """
 
     t_ns: Int64
-    place: Int32  # of `Run.places`: the user's line that makes the call; -1: none
-    callee: Int32  # of `Run.callees`; -1: as `place`
-    within: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
+    place: Int32  # index into `Run.places`: the user's line that makes the call; -1: none
+    callee: Int32  # index into `Run.callees`; -1: as `place`
+    within: Int32  # index into `Run.places`: the innermost line of the user's own code; -1: none
     kind: UInt8
     exact: bool = True
     holds_lock: UInt8 = _no_column(np.uint8)  # 1: the thread held the interpreter's lock; empty: unknown
 
 
 class LoadingLooks(Columns, frozen=True):
-    """Stack samples of the code that makes the batches, in the training process or in workers, by another process.
+    """Stack samples of batch-making code, in the training process or in workers, taken by another process.
 
-    One row per line. `count`: samples; `collating`: 1 within `collate_fn`.
+    One row per line. `count`: samples; `collating`: 1 inside `collate_fn`.
     """
 
-    place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
+    place: Int32  # index into `Run.places`: the innermost line of the user's own code; -1: none
     collating: UInt8
     count: Int64
 
 
 class BackwardPass(Struct, frozen=True):
-    """A backward pass with gradients that nobody uses: its nodes in order of evaluation, the unused share of each."""
+    """A backward pass with unused gradients: its nodes in order of evaluation, and the unused share of each node."""
 
     nodes: tuple[str, ...]
     unused: tuple[float, ...]
@@ -652,22 +652,22 @@ class DenseGradient(Struct, frozen=True):
 
 
 class TrainingFacts(Struct, frozen=True):
-    """What torch's own state showed at a few early backward passes.
+    """Facts read from torch's state at a few early backward passes.
 
-    `calls`: for functions that a setting makes torch call, the share of stack samples below them. Of the nodes of
-    backward passes, `repeated_fraction` had been evaluated by an earlier pass, and `batch_nodes_fraction` belong to the
-    code that makes the batch. `padding_fraction`: padding among the columns of indices that an embedding looks up.
+    `calls`: the share of stack samples below functions that torch calls only because of a setting. Fractions of the
+    nodes of backward passes: `repeated_fraction` were evaluated by an earlier pass too, `batch_nodes_fraction` belong
+    to code that makes the batch. `padding_fraction`: padding columns among the indices that an embedding looks up.
     """
 
     anomaly_detection: bool = False
-    profiled: bool = False  # each time some profiler was active
+    profiled: bool = False  # a profiler was active each time
     calls: dict[str, float] = field(default_factory=dict)
     repeated_fraction: float = 0.0
     batch_nodes_fraction: float = 0.0
     padding_fraction: float = 0.0
-    emulated_fraction: float = 0.0  # of the parameters: their type has no instructions on this CPU
+    emulated_fraction: float = 0.0  # of the parameters: this CPU has no instructions for their dtype
     passes: tuple[BackwardPass, ...] = ()
-    unheld: bool = False  # no optimizer has these parameters; else their gradients are dropped before it steps
+    unheld: bool = False  # True: no optimizer has these parameters; False: gradients are dropped before a step
     differentiates_twice: bool = False  # create_graph=True: a gradient is itself differentiated
     float64_fraction: float = 0.0  # of the parameters
     dense_gradients: tuple[DenseGradient, ...] = ()
@@ -675,7 +675,7 @@ class TrainingFacts(Struct, frozen=True):
 
 
 class Alert(Struct, frozen=True):
-    """A problem that lasted so long that the live view reported it. `until_ns` is None where it lasted to the end."""
+    """A lasting problem that the live view reported. `until_ns` is None if it lasted to the end."""
 
     key: str  # of the finding that it hints at, "data_starved", or "gpu_idle"
     words: str
@@ -684,7 +684,7 @@ class Alert(Struct, frozen=True):
 
 
 class Memory(Struct, frozen=True):
-    """Peaks over the run; None where the device does not report them."""
+    """Peaks over the run; None: the device does not report them."""
 
     peak_allocated_bytes: int | None = None  # torch.cuda.max_memory_allocated
     peak_reserved_bytes: int | None = None
@@ -692,16 +692,16 @@ class Memory(Struct, frozen=True):
     total_bytes: int | None = None
 
 
-TRACE_DROPPED = "trace_not_kept"  # key of what is missing where only other ranks of the job keep their trace
+TRACE_DROPPED = "trace_not_kept"  # key in `Run.missing` if only other ranks of the job keep their trace
 
 
 class Missing(Struct, frozen=True):
-    """Something that could not be measured, and why. `since_ns` is set where it stopped during the run.
+    """A quantity that could not be measured, and why. `since_ns` is set if the measurement stopped during the run.
 
-    `key` names it for programs and never changes with the words: "steps", "breakdown", "curves" (those of a whole
-    instrument), "curve" (one of them), "memory", "loader" (a worker died), "workers" (they cannot start), "trace_file",
-    "live_view", "ranks" (processes that the code starts itself), "empty_loader" (it gave no batch), and of a loaded
-    trace "step_time" (unprofiled), "device" (its name and size).
+    `key` is a stable name for programs: "steps", "breakdown", "curves" (all curves of an instrument), "curve" (one
+    curve), "memory", "loader" (a worker died), "workers" (they cannot start), "trace_file", "live_view", "ranks"
+    (processes that the code starts itself), "empty_loader" (it yielded no batch); for a loaded trace "step_time"
+    (unprofiled) and "device" (its name and size).
     """
 
     what: str
@@ -711,7 +711,7 @@ class Missing(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """A decision gpulab took, with its reason."""
+    """A decision of gpulab, with its reason."""
 
     what: str
     value: str
@@ -726,16 +726,16 @@ class Change(Struct, frozen=True):
 
     name: str
     value: str
-    found: str  # the value in the code; "" unknown
-    kind: str  # what it takes hold of: "DataLoader option", "variable", …
+    found: str  # the value in the code; "": unknown
+    kind: str  # what it changes: "DataLoader option", "variable", …
     state: str
     evidence: str
 
 
 class Observer(Struct, frozen=True):
-    """What the measuring itself cost."""
+    """The cost of measuring."""
 
-    hooks_ns: int = 0  # of all steps: their marks at a calibrated cost each, and what gpulab did at them
+    hooks_ns: int = 0  # over all steps: marks at a calibrated cost each, plus gpulab's work at the marks
     own_ns: int = 0  # wall time of gpulab's own start and of starting and stopping the profiler
     profiler_start_ns: int | None = None
     profiler_stop_ns: int | None = None
@@ -785,8 +785,8 @@ class Run(Struct, frozen=True):
     alerts: tuple[Alert, ...] = ()
     core_times: CoreTimes | None = None  # None: not measured
     core_use: CoreUse | None = None
-    job: Job | None = None  # None: a process by itself
-    own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or it is unknown what does
+    job: Job | None = None  # None: a single process
+    own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or the source is unknown
     training: TrainingFacts | None = None  # None: not examined
     schema: int = SCHEMA
 
@@ -797,19 +797,19 @@ class Run(Struct, frozen=True):
 
     @property
     def traced_rows(self) -> npt.NDArray[np.intp]:
-        """Rows of `steps` that lie wholly inside the profiled window."""
+        """Rows of `steps` that lie entirely inside the profiled window."""
         return np.flatnonzero(np.isin(self.steps.number, self.traced_numbers))
 
     @property
     def reached_step_limit(self) -> bool:
-        """Whether it was stopped because it had reached its limit of steps."""
+        """Whether the run ended at its limit of steps."""
         return self.outcome == "stopped" and self.settings.steps is not None and len(self.steps) >= self.settings.steps
 
     @property
     def code_wall_ns(self) -> int:
         """Wall time of the code itself, without gpulab's own start and without starting and stopping the profiler."""
         ours = self.observer
-        before = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)  # all that older records know
+        before = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)  # older records have only these
         return max(0, self.wall_ns - (ours.own_ns or before))
 
     def __repr__(self) -> str:
@@ -820,13 +820,13 @@ class Run(Struct, frozen=True):
     def plot(self) -> Figure:
         """A matplotlib figure with your rcParams: where a step's time goes, all steps, the device's curves.
 
-        Raises UsageError where nothing was measured that it could show.
+        Raises UsageError if nothing was measured that it could show.
         """
         figure: Figure = import_module("gpulab.views.plot").plot_run(self)  # by name: the record knows no view
         return figure
 
     def check(self) -> None:
-        """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
+        """Assert the record's invariants. Raises AssertionError naming the broken rule."""
         for columns, what in (
             (self.steps, "step"),
             (self.timeline, "timeline"),
@@ -867,7 +867,7 @@ class Run(Struct, frozen=True):
         self._check_places()
 
     def _check_places(self) -> None:
-        """Assert that every index into `places`, `callees` and the kinds of calls is one."""
+        """Assert that every index into `places`, `callees` and `CALL_KINDS` is valid."""
         place, callee, kind = len(self.places), len(self.callees), len(CALL_KINDS)
         indices: list[tuple[npt.NDArray[Any], int]] = [(np.array([pause.place for pause in self.pauses]), place)]
         if self.stack is not None:
@@ -885,7 +885,7 @@ class Ranks(Struct, frozen=True):
 
     path: str  # the folder
     runs: dict[int, Run]  # by rank, ascending; never empty
-    world_size: int | None  # by the traces
+    world_size: int | None  # according to the traces
     problems: tuple[Missing, ...] = ()  # skipped files and absent ranks, and why
 
     def __repr__(self) -> str:

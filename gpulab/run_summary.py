@@ -1,19 +1,19 @@
-"""The summary of a run: a few figures and its headline, stored beside it, so that lists need not open the run."""
+"""The summary of a run: a few figures and its headline, stored next to it, so that lists need not open the run."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-VERSION = 3  # summaries of another version are computed anew
+VERSION = 3  # summaries of other versions are recomputed
 
 
 class RunSummary(Struct, frozen=True):
-    """One run in short. None, and an empty text, is "not measurable" or "not set".
+    """One run in short. None or an empty text: not measurable, or not set.
 
-    `idle_fraction` is the share of its time in which its GPUs did nothing: of the typical step by the trace
-    ("trace"), else of the whole run by the utilization curve ("curve"), which is at most the truth: a GPU counts as
-    used there where one kernel ran. `idle_reason` says why there is none. `cpu_idle_fraction` is that of a run on
-    the CPU, with the CPU as its device: the share of the typical step without computing or updating weights.
+    `idle_fraction` is the share of time in which the run's GPUs were idle: of the typical step from the trace
+    ("trace"), else of the whole run from the utilization curve ("curve"), a lower bound because a GPU counts as used
+    while any kernel runs. `idle_reason` says why it is None. `cpu_idle_fraction` is for a run on the CPU, with the CPU
+    as its device: the share of the typical step without computing or updating weights.
     """
 
     id: str
@@ -31,7 +31,7 @@ class RunSummary(Struct, frozen=True):
     idle_reason: str
     headline: str
     level: str  # of the headline
-    finding: str  # its key, and in plain words the `cause`
+    finding: str  # the finding's key; `cause` names it in plain words
     cause: str
     source_line: str
     knob: str
@@ -46,10 +46,10 @@ class RunSummary(Struct, frozen=True):
 
     @property
     def gpu_hours(self) -> float:
-        """How long it held its GPUs."""
+        """GPU time that the run occupied, in hours."""
         return self.gpu_count * self.wall_s / 3600
 
     @property
     def wasted_gpu_hours(self) -> float | None:
-        """How long they did nothing in that time."""
+        """The idle part of `gpu_hours`."""
         return None if self.idle_fraction is None else self.gpu_hours * self.idle_fraction

@@ -1,4 +1,4 @@
-"""The limits from which a finding or an alert is reported: figures with their source, which a user may change."""
+"""The thresholds for findings and alerts: figures with their source, which a user may change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from gpulab.errors import UsageError
 
-IN_ORDER = (  # the first of two must not be larger
+IN_ORDER = (  # pairs: the first must not be larger than the second
     *((f"{kind}_notice", f"{kind}_bad") for kind in ("data_wait", "launch", "exposed")),
     ("memory_underused", "memory_full"),
 )
 
 
 class Thresholds(Struct, frozen=True):
-    """Each with its source. Shares are fractions of a step unless they say otherwise; a suffix names another unit."""
+    """Each with its source ("ours": gpulab's choice). Shares are fractions of a step unless noted; suffixes: units."""
 
     silence: float = 0.03  # ours: a fix that saves less than 3 % of a step is hardly worth an edit
     data_wait_notice: float = 0.10  # TraceML: warn at 10 % of a step
@@ -37,14 +37,14 @@ class Thresholds(Struct, frozen=True):
     small_collective_gpu_us: float = 60.0  # ours: twice what NCCL takes for a few bytes between GPUs of one machine
     # ours: several times what gloo takes for a few bytes, also on a busy machine
     small_collective_cpu_us: float = 2000.0
-    uneven_samples: float = 0.10  # ours: with a tenth more data than the others, waiting for that rank is not chance
+    uneven_samples: float = 0.10  # ours: waiting for a rank with a tenth more data than the others is no accident
     skew_notice: float = 0.05  # ours: same as exposed_notice, because waiting for another rank is exposed communication
     unknown_too_much: float = 0.40  # ours: above 40 % unknown time gpulab names no cause
     # ours: saving, logging and garbage collection are overhead, but a little is good practice
     pause_notice: float = 0.05
     evaluation_notice: float = 0.20  # ours: evaluation is intended, so it is reported only above a fifth of the time
     loading_cause: float = 0.50  # ours: a cause of slow loading is named if it takes at least half of a batch's time
-    fixed_notice: float = 0.50  # ours: what does not grow with the batch takes longer than what does
+    fixed_notice: float = 0.50  # ours: the part that does not grow with the batch is the larger part
     # ours: less than calling_notice, because time that other findings report is not counted
     calling_left_notice: float = 0.15
     calling_notice: float = 0.25  # ours: in planted cells with small batches 26 % and more, in healthy ones at most 8 %
@@ -70,7 +70,7 @@ class Thresholds(Struct, frozen=True):
     alert_after_s: float = 20.0  # ours: a state that ends within seconds needs no action
 
     def changed(self, values: Mapping[str, object]) -> Thresholds:
-        """With these set. Raises UsageError for a name that is none, a value out of range or two that contradict."""
+        """The thresholds with `values` set. Raises UsageError for an unknown name, a bad value or a contradiction."""
         thresholds = replace(self, **{name: _checked(name, value) for name, value in values.items()})
         for low, high in IN_ORDER:
             less, more = getattr(thresholds, low), getattr(thresholds, high)

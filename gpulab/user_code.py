@@ -1,12 +1,12 @@
-"""Whose code it is: the user's, gpulab's or a library's; and which global names it uses.
+"""Classifies code as the user's, gpulab's or a library's, and lists the global names that code uses.
 
-It is the one answer for files, classes, frames and traces.
+All of gpulab uses this classification, for files, classes, frames and traces.
 
-The user's own code is all but Python's library, what is installed, and gpulab itself. gpulab's demo counts as the
-user's, because it stands for the training that a reader would bring.
+The user's own code is everything except Python's library, installed packages, and gpulab itself. gpulab's demo counts
+as the user's code, because it represents a reader's own training.
 
-gpulab's own modules are recognised by the folder of the whole package. What differs within the package marks itself
-where it stands (`runs_users_code`, `counts_as_users`), so that no other module has to name its file.
+gpulab's own modules are recognised by the folder of the package. Exceptions within the package declare themselves
+(`runs_users_code`, `counts_as_users`), so that no other module has to name their files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_FILES = 100_000
 
 
 def _inside(*folders: str | None) -> tuple[str, ...]:
-    """How the paths of all files in these folders begin."""
+    """The path prefixes of all files in these folders."""
     existing = {folder for folder in folders if folder}
     return tuple(os.path.join(folder, "") for folder in existing | {os.path.realpath(folder) for folder in existing})
 
@@ -56,7 +56,7 @@ _STDLIB = _inside(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 
 
 class Owner(Enum):
-    """Who wrote a file. `RUNNER`: gpulab's too, and it runs the user's code; the frames above are not part of that."""
+    """Who wrote a file. `RUNNER`: a gpulab file that runs the user's code; frames outside it are not the user's."""
 
     USER = "user"
     GPULAB = "gpulab"
@@ -65,7 +65,7 @@ class Owner(Enum):
 
 
 class _Owners(dict[str, Owner]):
-    """By file name; each file is judged once, because samplers ask for every frame that they see."""
+    """Owners by file name; each file is classified once, because samplers look up every frame."""
 
     def __missing__(self, file: str) -> Owner:
         owner = _owner(file)
@@ -80,13 +80,13 @@ _stand_ins: tuple[str, ...] = ()
 
 
 def runs_users_code(file: str) -> None:
-    """A module of gpulab's marks itself by its `__file__`: it runs the user's code."""
+    """Called by a gpulab module with its `__file__`: it runs the user's code."""
     _runners.update((file, os.path.realpath(file)))
     owners.clear()
 
 
 def counts_as_users(file: str) -> None:
-    """A package of gpulab's marks itself by its `__file__`: its code stands for the user's."""
+    """Called by a gpulab package with its `__file__`: its code counts as the user's."""
     global _stand_ins
     _stand_ins = (*_stand_ins, *_inside(os.path.dirname(file)))
     owners.clear()
@@ -110,23 +110,23 @@ def _owner(file: str) -> Owner:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether code of that file name is the user's own. Generated code, which has no file, is nobody's."""
+    """Whether the file is the user's own. Generated code, which has no file, is not."""
     return owners[file] is Owner.USER
 
 
 def is_gpulabs_file(file: str) -> bool:
-    """Whether it is gpulab's own."""
+    """Whether the file is gpulab's own."""
     return owners[file] in (Owner.GPULAB, Owner.RUNNER)
 
 
 def is_users_code(code: CodeType) -> bool:
-    """Whether the user wrote this code, or may have had it generated (`exec`, a dataclass's methods)."""
+    """Whether the user wrote this code, or may have generated it (`exec`, a dataclass's methods)."""
     file = code.co_filename
     return is_users_file(file) or not file or (file.startswith("<") and not file.startswith("<frozen"))
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether the user wrote this class: in the notebook, or in a module beside it."""
+    """Whether the user wrote this class, in the notebook or in a module."""
     home = str(kind.__module__)
     if home == "__main__":
         return True
@@ -135,28 +135,28 @@ def is_users_class(kind: type) -> bool:
 
 
 def is_users_in_trace(file: str) -> bool:
-    """Whether a file that a trace names is the user's own, also where the trace comes from another machine.
+    """Whether a file that a trace names is the user's own, even if the trace is from another machine.
 
-    torch strips the folder of an installed library from its file names: what is left begins with the library's name.
+    torch strips the folder of an installed library from file names: the rest begins with the library's name.
     """
     top = re.split(r"[/\\]", file)[0].removesuffix(".py")
     return not (_INSTALLED_ANYWHERE.search(file) or top in sys.stdlib_module_names or top in LIBRARIES)
 
 
 def is_cell(file: str) -> bool:
-    """Whether it is a cell of a notebook."""
+    """Whether the file is a cell of a notebook."""
     return file == CELL_WITHOUT_IPYTHON or file in ipython_cells() or file.startswith("<ipython-input-")
 
 
 def ipython_cells() -> dict[str, int]:
-    """The cells that IPython has compiled: the file name of each, and its number."""
+    """The cells that IPython has compiled: number by file name."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     return getattr(getattr(shell, "compile", None), "_filename_map", {})
 
 
 def within_gpulab(frame: FrameType | None) -> bool:
-    """Whether this frame, or one that led to it, is gpulab's own: from here outwards to what runs the user's code."""
+    """Whether this frame or a caller is gpulab's own, searching outwards to the frame that runs the user's code."""
     while frame is not None and (owner := owners[frame.f_code.co_filename]) is not Owner.RUNNER:
         if owner is Owner.GPULAB:
             return True
@@ -165,9 +165,9 @@ def within_gpulab(frame: FrameType | None) -> bool:
 
 
 def hide_gpulabs_frames(error: BaseException) -> None:
-    """Take gpulab's own frames out of a traceback, so that the user sees their code as without gpulab.
+    """Remove gpulab's own frames from a traceback, so that the user sees it as without gpulab.
 
-    The errors it was raised from or groups are treated likewise.
+    Causes, contexts and members of exception groups are treated likewise.
     """
     waiting: list[BaseException] = [error]
     visited: set[int] = set()
@@ -193,9 +193,9 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 class GlobalNames(Struct):
-    """The global names that code uses. `reads`: before it binds them itself; `binds`: at its top level.
+    """The global names that code uses. `reads`: before the code binds them; `binds`: bound at its top level.
 
-    `calls_read`: what the functions inside it read once they are called; `calls_assign`: what those, and it, assign.
+    `calls_read`: names that its inner functions read when called; `calls_assign`: names that they or the code assign.
     """
 
     reads: set[str]
@@ -211,7 +211,7 @@ _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>
 
 
 def global_names(code: CodeType) -> GlobalNames:
-    """By its byte code. Class bodies and comprehensions inside it run with it, functions when they are called."""
+    """The global names, from the byte code. Inner class bodies and comprehensions run at once, functions on a call."""
     names = GlobalNames(set(), set(), set(), set())
     for instruction in dis.get_instructions(code):
         operation, name = instruction.opname, instruction.argval

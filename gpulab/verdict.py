@@ -1,7 +1,7 @@
 """The verdict on a ratio of two times: the one place where a comparison is decided.
 
-Ratios are times of B over A: below 1 is faster. All edges lie as far below 1 as above it in logarithms, so that a
-floor of any size leaves room for both verdicts.
+Ratios are times of B over A: below 1 is faster. All bounds are symmetric around 1 in logarithms, so that a floor of
+any size leaves room for both verdicts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Literal
 Verdict = Literal["faster", "slower", "no measurable difference", "undecided", "not comparable"]
 
 LEAST_EFFECT = 0.02  # a smaller difference is not called faster or slower; definitions.md, "Honest comparison" 6
-EQUIVALENT = 0.03  # the band around 1: "no measurable difference" is said only of an interval that lies inside it
+EQUIVALENT = 0.03  # half width of the band around 1; "no measurable difference" requires an interval inside it
 TOO_FEW = 5  # pairs: fewer cannot show that there is no difference
 
 
 def verdict(ratio: float | None, interval: tuple[float, float] | None, floor: float | None, count: int) -> Verdict:
-    """Faster or slower where the whole interval is beyond the noise floor, no difference where it is in the band.
+    """Faster or slower if the whole interval is beyond the noise floor, no difference if it is inside the band.
 
-    `floor` as a fraction, `count` are pairs. What shows neither a difference nor its absence is undecided.
+    `floor`: a fraction; `count`: pairs. If neither a difference nor its absence is shown, the verdict is undecided.
     """
     if ratio is None:
         return "not comparable"
@@ -35,7 +35,7 @@ def verdict(ratio: float | None, interval: tuple[float, float] | None, floor: fl
 
 
 def contradicts(ratio: float, own_ratio: float | None) -> bool:
-    """Whether two ratios point in opposite directions, both by more than the least effect."""
+    """Whether two ratios have opposite directions, both by more than the least effect."""
     if own_ratio is None:
         return False
     low, high = sorted((ratio, own_ratio))
@@ -43,5 +43,5 @@ def contradicts(ratio: float, own_ratio: float | None) -> bool:
 
 
 def is_decided(said: Verdict) -> bool:
-    """Whether the measurement answers the question: a difference, or none worth a word."""
+    """Whether the measurement answers the question: a difference, or no measurable one."""
     return said in ("faster", "slower", "no measurable difference")
