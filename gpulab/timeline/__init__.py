@@ -1,1 +1,1 @@
-"""What a Timeline says by itself: which spans mean what, launches, steps, memory. Pure; makers and readers use it."""
+"""Analyses of a Timeline alone: the meaning of spans, launches, steps, memory. Its makers and its readers use them."""

@@ -1,6 +1,6 @@
-"""What a kernel's name says: its class, its number format and whether it computes on tensor cores. One table for all.
+"""What a kernel's name shows: its class, its number format and whether it uses tensor cores. One table for all.
 
-No trace says these three things. Names are those of NVIDIA's and AMD's libraries, of Triton and of PyTorch.
+No trace records these three facts. The names are those of NVIDIA's and AMD's libraries, of Triton and of PyTorch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ PRODUCTS = ("matrix", "attention")  # the classes that can use tensor cores
 
 
 class NamedKernels(Struct, frozen=True):
-    """Kernels of one class, by a part of their names (a regular expression, lower case).
+    """Kernels of one class, found by a part of their names (a regular expression, lower case).
 
-    `numbers` ("": they multiply nothing) and `tensor_cores` hold for all of them; None: the rest of the name decides.
-    `typed` is False where the name says neither, as with Triton: there both are unknown.
+    `numbers` ("": no products) and `tensor_cores` hold for all of these kernels; None: the rest of the name decides.
+    `typed` is False if the name shows neither, as for Triton: then both are unknown.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class NamedKernels(Struct, frozen=True):
 
 
 class Reading(Struct, frozen=True):
-    """What a name says. `kind` None: no class.
+    """The facts in a name. `kind` None: no class.
 
     `numbers`: "fp32", "tf32", "narrow" (16 bits or fewer); "": unknown, or double. `tensor_cores` None:
     unknown.
@@ -39,8 +39,8 @@ class Reading(Struct, frozen=True):
     tensor_cores: bool | None
 
 
-# The first that matches decides. Inductor's come first, for their names repeat those of the operators that they fuse:
-# `triton_poi_fused_all_gather_mm_0` is neither (torch/_inductor/codegen/triton.py, prefixes of kernels).
+# The first match decides. Inductor's kernels come first, because their names repeat those of the operators that they
+# fuse: `triton_poi_fused_all_gather_mm_0` is neither (torch/_inductor/codegen/triton.py, prefixes of kernels).
 KERNELS: tuple[NamedKernels, ...] = (
     NamedKernels("attention", r"^triton_tem_\w*flex_(attention|decoding)", typed=False),
     NamedKernels("matrix", r"^triton_tem_\w*(scaled_(grouped_)?mm|int_mm)", "narrow", tensor_cores=True),
@@ -68,7 +68,7 @@ KERNELS: tuple[NamedKernels, ...] = (
     NamedKernels("normalization", r"softmax|(batch|layer|group|instance|rms)_?norm|::bn_|^bn_|rowwisemoments"),
     NamedKernels("normalization", r"gammabetabackward|miopen.*norm"),
     NamedKernels("matrix", r"splitkreduce", tensor_cores=False),
-    NamedKernels("matrix", r"nvjet_(sm\d+_)?[sd]{2,}_(?!tf32)", typed=False),  # from 32 bits: in which way is not said
+    NamedKernels("matrix", r"nvjet_(sm\d+_)?[sd]{2,}_(?!tf32)", typed=False),  # from 32 bits: the name does not say how
     NamedKernels("matrix", r"(?<!fb)gemm|gemv|winograd|dgrad|wgrad|fprop|[sh]cudnn|convolve|xmma|nvjet"),
     NamedKernels("matrix", r"(?<!kernel_)cutlass_|cutlass::(device_)?kernel|convfwd|wgmma|tcgen05|utcmma|sm1\d\d_mma"),
     NamedKernels("matrix", r"^bmm_|matmul|scaled_mm|marlin|fft2d_|xdlops|cijk_|miopen.*conv|implicit_conv"),
@@ -81,7 +81,7 @@ _PYPROF = "NVIDIA PyProf, prof/tc.py; torch-tb-profiler, tensor_core.py"
 _CUTLASS = "CUTLASS, operator names of its generator (tools/library)"
 _CUBLAS = "cuBLAS and cuDNN kernel names of real traces (H100, B200)"
 
-# A part of a kernel's name (a regular expression, lower case), and where the reading comes from.
+# A part of a kernel's name (a regular expression, lower case), and the source of its meaning.
 TENSOR_CORE = (
     ("hmma", _PYPROF),
     ("h884|s884", _PYPROF),
@@ -139,7 +139,7 @@ def reading(name: str) -> Reading:
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel exchanges data with other GPUs. Fast for the many names that are no kernel's."""
+    """Whether a kernel exchanges data with other GPUs. Fast for the many names that are not kernels."""
     return _COMMUNICATION.search(name) is not None and reading(name).kind == "communication"
 
 
@@ -148,7 +148,8 @@ def _by_units(lowered: str) -> bool:
 
 
 def _numbers(lowered: str, units: bool) -> str:
-    """By the types in the name; kernels of tensor cores that name none multiply 16 bits or fewer."""
+    """The format by the types in the name; kernels on tensor cores without a type in their name multiply 16 bits or
+    fewer."""
     if _WIDE.search(lowered):
         return ""
     if _TF32.search(lowered) and not _SIXTEEN.search(lowered):

@@ -1,10 +1,10 @@
-"""What each span of a timeline is, decided once: every analysis reads these columns and asks no name again.
+"""The meaning of each span of a timeline, decided once: all analyses read these columns instead of names.
 
     spans = labels(timeline)
     waiting = spans.times(spans.training(What.WAIT, What.DEVICE_WAIT))
 
 `what` follows from a span's category and name, `where` from its thread or stream, `call` from the correlation that a
-call of the host shares with the work it started.
+host call shares with the work that it started.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ Rows = npt.NDArray[np.intp]
 
 
 class What(IntEnum):
-    """What a span is."""
+    """The kind of a span."""
 
-    OTHER = 0  # copies of annotations on the device, synchronization as a stream sees it, categories of other programs
-    # operators: what PyTorch runs on the host
+    OTHER = 0  # copies of annotations on the device, synchronization in a stream, categories of other programs
+    # operators that PyTorch runs on the host
     OPERATOR = 1
     NODE = 2  # evaluates a node of autograd's graph
-    ADDING_NODE = 3  # the same, of a node that adds a gradient to its parameter's
-    ADDING = 4  # adds it
+    ADDING_NODE = 3  # evaluates a node that accumulates a gradient
+    ADDING = 4  # accumulates a gradient
     EXCHANGE = 5  # begins an exchange with other ranks, or waits for one
-    # exchanges that the host itself carries out, on a thread of the backend, from the call until all have done it
+    # exchanges that the host itself runs on a backend thread, from the call until all ranks are done
     COLLECTIVE = 6
     MESSAGE = 7  # from one rank to another
     # annotations
-    ANNOTATION = 8  # of the program or a library, which only encloses work
-    STEP = 9  # of a step, or a mark of ours
+    ANNOTATION = 8  # of the program or a library, enclosing work
+    STEP = 9  # of a step, or a mark of gpulab
     LOADER = 10  # a DataLoader at work
     UPDATE = 11  # Optimizer.step
     ZEROING = 12  # Optimizer.zero_grad
     COMPILING = 13  # a stage of torch.compile
     # calls of the GPU's runtime and driver
     CALL = 14
-    LAUNCH = 15  # starts something on the device, as work that shares its correlation tells
+    LAUNCH = 15  # starts device work, which shares its correlation
     KERNEL_LAUNCH = 16  # starts a kernel: cudaLaunchKernel, urEnqueueKernelLaunch, …
     GRAPH_LAUNCH = 17  # starts a whole CUDA graph
     COPY_CALL = 18
     MEMSET_CALL = 19
-    ALLOCATION = 20  # of device memory or page-locked memory, or its release
+    ALLOCATION = 20  # allocates or releases device or page-locked memory
     WAIT = 21  # returns when work on the device has ended: cudaStreamSynchronize, urQueueFinish, …
-    DEVICE_WAIT = 22  # the same, when all earlier work has
-    EVENT_WAIT = 23  # the same, when one event has come, and which is not recorded
+    DEVICE_WAIT = 22  # returns when all earlier work has ended
+    EVENT_WAIT = 23  # returns when one event has occurred (which is not recorded)
     # work of a device
     KERNEL = 24
     COMMUNICATION = 25  # a kernel that exchanges data with other GPUs
     COPY = 26
     MEMSET = 27
     # the rest
-    PYTHON = 28  # a function of Python
-    USER_PYTHON = 29  # the same, of the user's own code
-    OVERHEAD = 30  # the profiler's own
+    PYTHON = 28  # a Python function
+    USER_PYTHON = 29  # a function of the user's code
+    OVERHEAD = 30  # time of the profiler itself
 
 
 OPERATORS = (What.OPERATOR, What.NODE, What.ADDING_NODE, What.ADDING, What.EXCHANGE)
@@ -86,15 +86,15 @@ WORK = (*KERNELS, What.COPY, What.MEMSET)
 
 
 class Where(IntEnum):
-    """Where a span ran."""
+    """The thread or stream on which a span ran."""
 
     HOST = 0  # any other thread
     TRAINER = 1  # the thread that runs the training loop
-    AUTOGRAD = 2  # a thread that evaluates nodes of autograd's graph
+    AUTOGRAD = 2  # a thread that evaluates nodes of the autograd graph
     STREAM = 3  # of a device
 
 
-_HOST_KINDS = (  # by how a name begins; the first that fits
+_HOST_KINDS = (  # by the begin of a name; the first match decides
     (("gloo:send", "gloo:recv", "mpi:send", "mpi:recv", "ucc:send", "ucc:recv"), What.MESSAGE),
     (("gloo:", "mpi:", "ucc:"), What.COLLECTIVE),
     (("c10d::", "_c10d_functional::"), What.EXCHANGE),
@@ -123,32 +123,32 @@ EVALUATING = "autograd::engine::evaluate_function: "
 _ADDING = "torch::autograd::AccumulateGrad"
 _WAIT = re.compile(r"(?<![Aa])[Ss]ync(?!hronizationPolicy)|^(?!.*Enqueue).*(Finish|Wait)$")
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")  # torch before 1.9 names only the node: `AddBackward0`
-FUNCTION = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")  # as Kineto writes it
-OPERATOR_OF_NODE = re.compile(r"(\w+?)Backward\d*$")  # as `plain_name` spells it
+FUNCTION = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")  # in Kineto's spelling
+OPERATOR_OF_NODE = re.compile(r"(\w+?)Backward\d*$")  # in the spelling of `plain_name`
 
 
 def distinct(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
-    """The numbers that occur, in order; none is negative, and all are small."""
+    """The distinct numbers, in order; all must be small and not negative."""
     return np.flatnonzero(np.bincount(numbers)).tolist()
 
 
 class Pieces(Struct, frozen=True):
-    """Stretches of one thread, disjoint: the name of each (index into the timeline's names), from when, to when."""
+    """Disjoint pieces of one thread: the name of each (index into the timeline's names), its begin and its end."""
 
     name_id: Int64
     start_ns: Int64
     end_ns: Int64
 
     def times(self, name_id: int) -> Intervals:
-        """The time of all that have this name."""
+        """The time of all pieces with this name."""
         mine = self.name_id == name_id
         return union(self.start_ns[mine], self.end_ns[mine])
 
 
 def once(compute: Callable[Concatenate[Labels, P], T]) -> Callable[Concatenate[Timeline, P], T]:
-    """A figure of a timeline that several analyses need: computed at the first call, kept as long as the labels are.
+    """Caches a figure of a timeline that several analyses need, as long as the labels live.
 
-    All other arguments are hashable.
+    All other arguments must be hashable.
     """
 
     @wraps(compute)
@@ -165,9 +165,9 @@ def once(compute: Callable[Concatenate[Labels, P], T]) -> Callable[Concatenate[T
 
 
 class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
-    """A timeline with what its spans mean.
+    """A timeline with the meaning of its spans.
 
-    `call`: for work of a device the row of the call that started it, else -1. Of several calls with one correlation the
+    `call`: for device work, the row of the call that started it, else -1. Of several calls with one correlation, the
     earliest counts.
     """
 
@@ -176,20 +176,20 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
     call: Int32
 
     def of(self, *kinds: What) -> Mask:
-        """Rows that are one of these."""
+        """Rows whose kind is one of these."""
         lowest, width = min(kinds), max(kinds) - min(kinds) + 1
-        if width == len(set(kinds)):  # neighbours: one comparison, as what is below wraps around to above
+        if width == len(set(kinds)):  # adjacent kinds need only one comparison: smaller values wrap around
             return np.asarray(self.what - np.uint8(lowest) < width)
         which = np.zeros(256, dtype=bool)
         which[list(kinds)] = True
         return np.asarray(np.take(which, self.what))
 
     def training(self, *kinds: What) -> Mask:
-        """The same on the training thread, and on autograd's."""
+        """Rows of these kinds on the training thread and the autograd threads."""
         return self.of(*kinds) & self.on_training_threads
 
     def rows(self, *kinds: What) -> Rows:
-        """Numbers of the rows that are one of these."""
+        """Indices of the rows whose kind is one of these."""
         return np.flatnonzero(self.of(*kinds))
 
     @cached_property
@@ -199,11 +199,11 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
 
     @cached_property
     def on_training_threads(self) -> Mask:
-        """Rows on the training thread or on one of autograd's."""
+        """Rows on the training thread or an autograd thread."""
         return np.asarray(self.where - np.uint8(Where.TRAINER) <= Where.AUTOGRAD - Where.TRAINER)
 
     def named(self, test: Callable[[str], bool], rows: Rows | Mask | slice = slice(None)) -> Mask:
-        """Which of these rows have a name that passes the test, which is asked once for each distinct name."""
+        """Which of these rows have a name that passes the test; each distinct name is tested once."""
         passing = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
         return np.asarray(passing[self.name_id[rows]])
 
@@ -214,31 +214,31 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """Numbers of the GPUs that worked."""
+        """Indices of the GPUs that worked."""
         return tuple(sorted({self.lanes[i].process for i in distinct(self.lane_id[self.of(*WORK)])}))
 
     @once
     def on_device(self, index: int, *kinds: What) -> Mask:
-        """Rows on the streams of that GPU that are one of these; without kinds, its kernels, copies and memsets."""
+        """Rows of these kinds on the streams of that GPU; without kinds, its kernels, copies and memsets."""
         theirs = np.array([lane.kind == "stream" and lane.process == index for lane in self.lanes], dtype=bool)
         of_device: Mask = self.of(*(kinds or WORK)) & theirs[self.lane_id]
         return of_device
 
     @cached_property
     def loading(self) -> Intervals:
-        """When the training thread is in the DataLoader."""
+        """The time in which the training thread is in the DataLoader."""
         return self.times(self.of(What.LOADER) & (self.where == Where.TRAINER))
 
     @cached_property
     def zeroing(self) -> Intervals:
-        """Inside `Optimizer.zero_grad`."""
+        """The time inside `Optimizer.zero_grad`."""
         return self.times(self.training(What.ZEROING))
 
     @cached_property
     def stepping(self) -> Intervals:
-        """Inside `Optimizer.step`, from the end of the last backward pass in it on.
+        """The time inside `Optimizer.step`, from the end of the last backward pass in it on.
 
-        Lightning and LBFGS hand the forward and backward passes in as a closure, which the optimizer then calls.
+        Lightning and LBFGS pass the forward and backward passes as a closure, which the optimizer then calls.
         """
         stepping = self.times(self.training(What.UPDATE))
         nodes = self.training(*NODES) & (self.duration_ns > 0)
@@ -252,17 +252,17 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
 
     @cached_property
     def updating(self) -> Intervals:
-        """Updating the parameters and zeroing their gradients."""
+        """The time of updating the parameters and zeroing their gradients."""
         return joined(self.stepping, self.zeroing)
 
     @cached_property
     def exchanging(self) -> Intervals:
-        """When the training thread is in a call that exchanges data with other ranks, or waits for them (CPU device).
+        """The time in which the training thread exchanges data with other ranks, or waits for them (CPU device).
 
-        So it is in an operator of the user's own, such as an autograd Function, that makes such a call and waits for
-        it: while a collective runs, the operators that compute inside aside. And so it is in a hook of
-        DistributedDataParallel that hands a bucket of gradients over: what autograd does for a parameter from the end
-        of adding its gradient on.
+        This includes the user's own operators, such as an autograd Function, that make such a call and wait for it: the
+        time while a collective runs, without operators that compute inside. It also includes the hooks of
+        DistributedDataParallel that hand over a bucket of gradients: the time of autograd for a parameter after its
+        gradient was accumulated.
         """
         calls = self.training(What.EXCHANGE)
         if not calls.any():
@@ -278,7 +278,8 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         return joined(self.times(calls), subtract(joined(waiting, handing), computing))
 
     def _after_adding(self, start: Int64, end: Int64) -> Intervals:
-        """Of such nodes what follows the last adding of a gradient inside; all of one in which none is recorded."""
+        """The time of such nodes after the last accumulation of a gradient inside; the whole node if none is
+        recorded."""
         adding = self.training(What.ADDING)
         if not len(start) or not adding.any():
             return union(start, end)
@@ -287,7 +288,7 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         return union(np.where(inside, self.end_ns[adding][last], start), end)
 
     def pieces(self, rows: Rows) -> Pieces:
-        """Where each of these rows, which nest, is the innermost of them."""
+        """The time in which each of these nested rows is the innermost."""
         opened: list[tuple[int, int]] = []  # name, end
         stretches: list[tuple[int, int, int]] = []
         at, latest = 0, np.iinfo(np.int64).max
@@ -305,7 +306,7 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
 
     @cached_property
     def user_functions(self) -> Pieces:
-        """Where the training thread is in which function of the user's own code."""
+        """The time of the training thread in each function of the user's code."""
         return self.pieces(np.flatnonzero(self.of(What.USER_PYTHON) & (self.where == Where.TRAINER)))
 
     @cached_property
@@ -315,15 +316,15 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
 
     @cached_property
     def computing(self) -> Intervals:
-        """When the training thread or autograd is in an operator that computes, on the CPU device."""
+        """The time in which the training thread or autograd is in an operator that computes, on the CPU device."""
         return subtract(self.times(self.training(*OPERATORS)), self.exchanging)
 
 
 class CallTree(Struct, frozen=True):
     """The spans of some host rows of one timeline as trees, thread by thread.
 
-    `parent[i]` is the position in `rows` of the innermost row that was still open on that thread when `rows[i]`
-    began; -1 where none was. Rows without length are left out.
+    `parent[i]` is the position in `rows` of the innermost row that was still open on that thread when `rows[i]` began;
+    -1 if none was. Rows of zero length are left out.
     """
 
     rows: Int64
@@ -331,7 +332,7 @@ class CallTree(Struct, frozen=True):
 
     @classmethod
     def of(cls, timeline: Timeline, rows: Rows) -> CallTree:
-        """The tree of these rows, which are in the timeline's order."""
+        """The tree of these rows, which must be in the timeline's order."""
         rows = rows[timeline.duration_ns[rows] > 0]
         by_lane = np.argsort(timeline.lane_id[rows], kind="stable")
         rows = rows[by_lane]
@@ -343,8 +344,8 @@ class CallTree(Struct, frozen=True):
         return cls(rows, parent)
 
     def innermost(self, timeline: Timeline, points: npt.NDArray[np.signedinteger[Any]]) -> Int64:
-        """For each of the points (rows of the host) the row of the innermost span of the tree that was open at its
-        start, on its own thread; -1 where none was."""
+        """For each of the points (rows of the host), the row of the innermost span of the tree that was open at its
+        start on its own thread; -1 if none was."""
         innermost = np.full(len(points), -1, dtype=np.int64)
         if len(self.rows) == 0 or len(points) == 0:
             return innermost
@@ -364,7 +365,7 @@ class CallTree(Struct, frozen=True):
         return innermost
 
     def self_ns(self, timeline: Timeline) -> Int64:
-        """Each row's own duration without the rows directly in it, in the order of `rows`."""
+        """Each row's duration without the rows directly in it, in ns, in the order of `rows`."""
         own: Int64 = timeline.duration_ns[self.rows].copy()
         inside = np.flatnonzero(self.parent >= 0)
         child, above = self.rows[inside], self.rows[self.parent[inside]]
@@ -374,11 +375,11 @@ class CallTree(Struct, frozen=True):
 
 
 def open_at_start(start: Int64, end: Int64) -> Int64:
-    """For each span of one lane the latest earlier row that had not ended when it began; -1 where none was.
+    """For each span of one lane, the latest earlier row that had not ended when it began; -1 if none.
 
-    Rows are sorted by start, longer first. The earlier span need not hold the whole of the later one: time stamps
-    rounded by the profiler let children outlive their parents. A candidate that had ended is replaced by its own
-    candidate, for all rows at once: what lies between the two had ended before either began.
+    Rows are sorted by start, longer first. The earlier span need not contain the whole later span: time stamps rounded
+    by the profiler let children outlive their parents. A candidate that had ended is replaced by its own candidate, for
+    all rows at once: every row between the two had ended before either began.
     """
     if not len(start):
         return np.empty(0, dtype=np.int64)
@@ -401,7 +402,7 @@ _labels_of: WeakKeyDictionary[Timeline, Labels] = WeakKeyDictionary()
 
 
 def labels(timeline: Timeline) -> Labels:
-    """The labels of a timeline: made at the first call, and there as long as the timeline is."""
+    """The labels of a timeline: made at the first call, kept as long as the timeline."""
     if isinstance(timeline, Labels):
         return timeline
     columns = _labels_of.get(timeline)
@@ -423,7 +424,7 @@ def _labels(timeline: Timeline) -> Labels:
 
 
 def _what(timeline: Timeline) -> UInt8:
-    """Each pair of category and name that occurs is asked once."""
+    """The kind of each span; each pair of category and name is looked up once."""
     pair = timeline.category.astype(np.int64) * len(timeline.names) + timeline.name_id
     used = np.flatnonzero(np.bincount(pair))
     table = np.zeros(int(used.max(initial=0)) + 1, dtype=np.uint8)
@@ -434,7 +435,7 @@ def _what(timeline: Timeline) -> UInt8:
 
 
 def kind_of(category: int, name: str) -> What:
-    """What a span of that category and name is."""
+    """The kind of a span with that category and name."""
     if category in (Category.CUDA_RUNTIME, Category.CUDA_DRIVER):
         return _kind_of_call(name)
     if category == Category.KERNEL and is_communication(name):
@@ -454,7 +455,7 @@ def kind_of(category: int, name: str) -> What:
 
 
 def _kind_of_call(name: str) -> What:
-    """A call of the runtime or the driver; cudaLaunchHostFunc starts a function of the host."""
+    """The kind of a call of the runtime or the driver; cudaLaunchHostFunc starts a host function."""
     if "GraphLaunch" in name:
         return What.GRAPH_LAUNCH
     if "launch" in name.lower() and "LaunchHostFunc" not in name:
@@ -466,7 +467,7 @@ def _kind_of_call(name: str) -> What:
 
 
 def _where(timeline: Timeline, what: UInt8) -> UInt8:
-    """Of each lane."""
+    """The `Where` of each lane."""
     where = np.array([Where.STREAM if lane.kind == "stream" else Where.HOST for lane in timeline.lanes], np.uint8)
     for lane in distinct(timeline.lane_id[(what >= min(NODES)) & (what <= max(NODES))]):
         where[lane] = where[lane] or Where.AUTOGRAD  # HOST is 0
@@ -476,7 +477,7 @@ def _where(timeline: Timeline, what: UInt8) -> UInt8:
 
 
 def matched(timeline: Timeline, rows: Rows, partners: Rows) -> tuple[Rows, Rows]:
-    """Those of `rows` that share their correlation with one of `partners`, and that partner (the first) for each."""
+    """The rows of `rows` that share their correlation with one of `partners`, each with its first such partner."""
     keys_of_rows, offered = timeline.correlation[rows], timeline.correlation[partners]
     order = np.argsort(offered, kind="stable")
     keys = offered[order]
@@ -488,12 +489,12 @@ def matched(timeline: Timeline, rows: Rows, partners: Rows) -> tuple[Rows, Rows]
 
 
 def plain_name(name: str) -> str:
-    """An operator as autograd spells it, without signs and capitals: `aten::add_` is of AddBackward0."""
+    """An operator's name in the form that autograd's names contain: `aten::add_` belongs to AddBackward0."""
     return name.rpartition("::")[2].replace("_", "").lower()
 
 
 def differentiates_twice(run: Run) -> bool:
-    """Whether a gradient is differentiated: as the code asked, else as nodes of such derivatives tell."""
+    """Whether a gradient is differentiated: by the code's own request, else by autograd nodes of second derivatives."""
     if run.training is not None and run.training.differentiates_twice:
         return True
     return run.timeline is not None and any("BackwardBackward" in name for name in run.timeline.names)

@@ -1,9 +1,9 @@
-"""When a device works for which call of the host, and for which step.
+"""Assigns a device's work to calls of the host and to steps.
 
 The host may run far ahead of the device, so a step has two windows. On the host it lasts from one boundary of the
 training loop to the next. On the device it begins as soon as all work that was launched before it has ended, and not
-before its begin on the host. Where the host waits for the device in each step both windows are the same; where nothing
-makes it wait, about a thousand launches lie between them.
+before its begin on the host. If the host waits for the device in each step, both windows are the same; if the host
+never waits, they are about a thousand launches apart.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gpulab.intervals import EMPTY, Intervals, covers, joined, subtract, union
 from gpulab.run import Int64, Run, StepFlag, Timeline
 from gpulab.timeline.labels import KERNELS, WAITS, WORK, Labels, Rows, What, labels, once
 
-LATE_NS = 1_000_000  # ours: a launch reaches an idle GPU within 5 to 50 µs, and a wait ends as soon after its last work
+LATE_NS = 1_000_000  # ours: a launch reaches an idle GPU, and a wait ends after its last work, within 5 to 50 µs
 NOTHING_NS = np.iinfo(np.int64).min
 
 
 def replay_of(spans: Labels, rows: Rows) -> Int64:
-    """For each of the rows (work of a device) the row of the call that replayed it in a graph; -1 for all others.
+    """For each of the rows (device work), the row of the call that replayed it in a graph; -1 for all others.
 
-    Where the calls share no correlation with any work (as HIP may write it), the work without a launch that begins
-    after such a call is its own.
+    If the calls share no correlation with any work (as in some HIP traces), work without a launch that begins after
+    such a call is assigned to it.
     """
     calls = spans.rows(What.GRAPH_LAUNCH)
     none = np.full(len(rows), -1, dtype=np.int64)
@@ -55,16 +55,17 @@ def replay_times(spans: Labels, index: int) -> Intervals:
 
 @once
 def unrecorded_times(spans: Labels, index: int) -> Intervals:
-    """When that GPU was busy with what is not recorded: what was launched, or waited for, an idle one begins at once.
+    """The time in which that GPU was busy with unrecorded work: an idle GPU would begin a launch, or end a wait, at
+    once.
 
-    What it did before the first work of the record was launched before the recording began, and lasted from then on.
+    Work before the first recorded work was launched before the recording began, and fills the time until then.
     """
     rows = np.flatnonzero(spans.on_device(index))
     call, start, end = spans.call[rows], spans.start_ns[rows], spans.start_ns[rows] + spans.duration_ns[rows]
     begin_ns = spans.window_ns[0]
     free_ns = np.append(begin_ns, np.maximum.accumulate(end)[:-1])[: len(rows)]
     begun = np.maximum(free_ns, spans.start_ns[call] + spans.duration_ns[call])
-    first = np.zeros(len(rows), dtype=bool)  # of each call: what follows in a graph waits for the graph's own order
+    first = np.zeros(len(rows), dtype=bool)  # of each call: the rest follows the graph's own order
     first[np.unique(call, return_index=True)[1]] = True
     late = (call >= 0) & first & (start - begun > LATE_NS)
     begun[:1] = begin_ns
@@ -84,8 +85,8 @@ def host_steps(run: Run, timeline: Timeline) -> tuple[list[int], Intervals, list
 def device_windows(timeline: Timeline, host: Intervals, index: int) -> Intervals:
     """The windows of the steps on one GPU, [n, 2] in ns, from those on the host.
 
-    Only the main stream holds a step back, the one that computes most: a copy for the next step that runs beside
-    the kernels does not. Work that is not recorded does; where the record ends with it, so does the last window.
+    Only the main stream, which computes most, delays a step; a copy for the next step in parallel to the kernels does
+    not. Unrecorded work delays a step, too; if the record ends with it, the last window ends there.
     """
     spans, unrecorded = labels(timeline), unrecorded_times(timeline, index)
     launched_ns, reached_ns = _reached(spans, index)
@@ -105,7 +106,7 @@ def device_windows(timeline: Timeline, host: Intervals, index: int) -> Intervals
 
 @once
 def _reached(spans: Labels, index: int) -> tuple[Int64, Int64]:
-    """When the work of its main stream was launched, in that order, and when that and all before it had ended."""
+    """When the work of the main stream was launched, in that order, and when it and all earlier work had ended."""
     rows = main_stream(spans, index)
     launched_ns = called_ns(spans, rows)
     order = np.argsort(launched_ns, kind="stable")
@@ -113,9 +114,9 @@ def _reached(spans: Labels, index: int) -> tuple[Int64, Int64]:
 
 
 def main_stream(timeline: Timeline, index: int) -> Rows:
-    """Rows of the stream that computes most on that GPU: its kernels, copies and memsets.
+    """The rows of the stream that computes most on that GPU: kernels, copies and memsets.
 
-    Kernels of communication wait for other GPUs, so their time says nothing; they count where nothing else ran.
+    Communication kernels wait for other GPUs, so their time is not used, unless nothing else ran.
     """
     spans = labels(timeline)
     for kinds in ((What.KERNEL,), KERNELS, WORK):
@@ -127,9 +128,9 @@ def main_stream(timeline: Timeline, index: int) -> Rows:
 
 
 def called_ns(timeline: Timeline, rows: Rows) -> Int64:
-    """When each of these rows of a device was launched; its own begin where the launch is not in the trace.
+    """When each of these device rows was launched; the row's own begin if the launch is not in the trace.
 
-    What a stream did before its first work with a launch was launched before the recording began.
+    Work of a stream before its first work with a launch was launched before the recording began.
     """
     spans = labels(timeline)
     call, start = spans.call[rows], spans.start_ns[rows]
@@ -144,7 +145,8 @@ def called_ns(timeline: Timeline, rows: Rows) -> Int64:
 
 
 def launched_within(timeline: Timeline, rows: Rows, host: Intervals, device: Intervals) -> npt.NDArray[np.bool_]:
-    """Which of these rows of a device the steps launched; of those without a launch in the trace: which began in them.
+    """Which of these device rows the steps launched; of rows without a launch in the trace, which began within the
+    steps.
 
     `host` and `device` are the windows of the steps.
     """

@@ -1,4 +1,5 @@
-"""How much memory the allocators held over the profiled window: a curve, its peak and when that was, per device."""
+"""The memory that the allocators held over the profiled window: a curve, its peak and the time of the peak, per
+device."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ HOST = -1
 class MemoryCurve(Struct, frozen=True):
     """One device's allocator; `device_index` is -1 for host memory.
 
-    `allocated_bytes[i]` holds from `t_ns[i]` on. `absolute`: these are the allocator's own totals; otherwise the trace
-    has only the changes, and the curve counts from 0 at the first event (and falls below it where memory from before
-    the window is released). `reserved_peak_bytes`: what the caching allocator took from the driver, None where it was
+    `allocated_bytes[i]` is valid from `t_ns[i]` on. `absolute`: the values are the allocator's own totals; otherwise
+    the trace has only changes, and the curve counts from 0 at the first event (and falls below 0 if memory from before
+    the window is released). `reserved_peak_bytes`: the most that the caching allocator took from the driver, None if
     not recorded.
     """
 
@@ -28,11 +29,11 @@ class MemoryCurve(Struct, frozen=True):
     reserved_peak_bytes: int | None
     allocations: int
     releases: int
-    growth_bytes: int  # what was allocated and not released within the window, less what was released from before it
+    growth_bytes: int  # allocated and not released within the window, minus releases of older memory
 
 
 def memory(events: MemoryEvents | None) -> tuple[MemoryCurve, ...]:
-    """The curves of all devices, by index; empty where the profiler did not record memory."""
+    """The curves of all devices, by index; empty if the profiler did not record memory."""
     if events is None or len(events) == 0:
         return ()
     return tuple(

@@ -1,11 +1,11 @@
-"""The steps of a trace nobody prepared for us, and what happens only once, at its first calls.
+"""The steps of a trace that was recorded without gpulab, and its start-up: work that happens only at first calls.
 
-Steps are found from the profiler's own marks, the loader's or the optimizer's, in that order; the first that gives a
-step wins. Only spans on the training thread count: the copies that Kineto puts on the device (gpu_user_annotation)
+Steps are found from the marks of the profiler, the loader or the optimizer, in that order; the first source that gives
+a step is used. Only spans on the training thread count: the copies that Kineto puts on the device (gpu_user_annotation)
 would count every step twice.
 
-At the start libraries are loaded, the GPU's context is created, workers are started. No step is like it. A call counts
-where it takes far longer than such calls do later.
+At start-up, libraries are loaded, the GPU's context is created and workers are started, unlike in any step. A call
+counts as start-up if it takes far longer than later calls of its kind.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gpulab.timeline.labels import (
 from gpulab.timeline.launches import unrecorded_times
 
 WHOLE_WINDOW = "whole window"
-CUT = 0.5  # ours: a first step has more operators than others, to set up its optimizer, but not twice as many
+CUT = 0.5  # ours: a first step has more operators than others, to set up its optimizer, but fewer than twice as many
 
 
 class FoundSteps(Struct, frozen=True):
-    """Steps with the marks they come from.
+    """Steps with the source of their marks.
 
-    `duplicate_marks`: marks with a number that was there already, or inside another mark; `missing_numbers`: gaps in
-    the numbering. Without any mark there is no step: the whole window stands as one, `traced_numbers` is empty.
+    `duplicate_marks`: marks with a repeated number, or inside another mark; `missing_numbers`: gaps in the numbering.
+    Without any mark there is no step: the whole window counts as one, `traced_numbers` is empty.
     """
 
     steps: Steps
@@ -62,7 +62,7 @@ class _Windows(Struct, frozen=True):
 
 
 def find_steps(timeline: Timeline) -> FoundSteps:
-    """The steps of a loaded trace, with the time each waited for data and spent in the optimizer."""
+    """The steps of a loaded trace, each with its wait for data and its time in the optimizer."""
     spans = labels(timeline)
     finders: tuple[tuple[str, Callable[[Labels], _Windows | None]], ...] = (
         ("ProfilerStep", _profiler_steps),
@@ -78,7 +78,7 @@ def find_steps(timeline: Timeline) -> FoundSteps:
 
 
 def _marks(spans: Labels, *kinds: What) -> Rows:
-    """Such marks on the training thread itself, by start."""
+    """The marks of these kinds on the training thread itself, by start."""
     return np.flatnonzero(spans.of(*kinds) & (spans.where == Where.TRAINER))
 
 
@@ -102,38 +102,38 @@ def _profiler_steps(spans: Labels) -> _Windows | None:
 
 
 def _is_cut(spans: Labels, two: Rows) -> bool:
-    """Whether one of two steps is but a part of one, by its operators."""
+    """Whether one of two steps is incomplete, judged by its number of operators."""
     begun = spans.start_ns[spans.training(*OPERATORS)]
     counts = np.searchsorted(begun, spans.end_ns[two]) - np.searchsorted(begun, spans.start_ns[two])
     return bool(counts.min() < CUT * counts.max())
 
 
 def _step_number(name: str) -> int:
-    """-1 where the name is none of a step of the profiler."""
+    """The number of a profiler step; -1 for other names."""
     prefix, _, number = name.partition("#")
     is_number = number.isascii() and number.isdigit() and len(number) < 19
     return int(number) if prefix == "ProfilerStep" and is_number else -1
 
 
 def _inside_earlier(start: Int64, end: Int64) -> Mask:
-    """Rows that end within one that began before them."""
+    """Rows that end within an earlier row."""
     reached = np.maximum.accumulate(end)
     return np.append(False, end[1:] <= reached[:-1]) if len(start) else np.zeros(0, bool)
 
 
 def _fetches(spans: Labels) -> Rows:
-    """One inside another is the same fetch."""
+    """The fetches of the loader; a fetch inside another is the same fetch."""
     rows = _marks(spans, What.LOADER)
     return rows[~_inside_earlier(spans.start_ns[rows], spans.end_ns[rows])]
 
 
 def _between_fetches(spans: Labels) -> _Windows | None:
-    """A step from the start of one fetch to the start of the next."""
+    """Steps from the start of one fetch to the start of the next."""
     return _between(spans.start_ns[_fetches(spans)])
 
 
 def _between_updates(spans: Labels) -> _Windows | None:
-    """A step from the end of one update to the end of the next, of the optimizer that steps most often."""
+    """Steps from the end of one update to the end of the next, of the optimizer that steps most often."""
     rows = _marks(spans, What.UPDATE)
     if len(rows) == 0:
         return None
@@ -169,18 +169,18 @@ def _steps(spans: Labels, windows: _Windows) -> Steps:
     )
 
 
-# Ours. In seven real traces that began after the start-up only waits and copies take more than 20 ms.
-LEAST_NS = 100_000_000  # of a fetch, of a call that no later one shows the usual length of, and of all together,
-LEAST_FRACTION = 0.15  # or of the window: what is less hides no other cause
-FIRST_NS = 1_000_000  # of a first call
-LONGER = 20.0  # times the later calls of the same name, and
-THAN_ANY = 2.0  # times any of them, as a fetch
+# Ours. In seven real traces that began after the start-up, only waits and copies take more than 20 ms.
+LEAST_NS = 100_000_000  # least of a fetch, of a call without a later one to compare, and of their sum,
+LEAST_FRACTION = 0.15  # or share of the window: less hides no other cause
+FIRST_NS = 1_000_000  # least of a first call
+LONGER = 20.0  # times the later calls of the same name
+THAN_ANY = 2.0  # times any later fetch
 _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::item", "aten::_local_scalar_dense")
 WORKERS = "waiting for the DataLoader's workers"
 
 
 class StartUp(Struct, frozen=True):
-    """`times` as a set; `calls` names what took them with how long (ns), the longest first."""
+    """`times`: when; `calls`: the names of the calls with their duration (ns), the longest first."""
 
     times: Intervals
     calls: tuple[tuple[str, int], ...]
@@ -188,7 +188,7 @@ class StartUp(Struct, frozen=True):
 
 @once
 def start_up(spans: Labels, index: int | None) -> StartUp:
-    """On that GPU, while it does nothing; on a CPU (None) only the start of the DataLoader's workers."""
+    """The start-up while that GPU is idle; on a CPU (None), only the start of the DataLoader's workers."""
     idle = np.array([spans.window_ns], dtype=np.int64)
     named = [(WORKERS, worker_start(spans))]
     if index is not None:
@@ -206,7 +206,7 @@ def start_up(spans: Labels, index: int | None) -> StartUp:
 
 
 def worker_start(spans: Labels) -> Intervals:
-    """The first fetch of a loop whose first step was recorded, from workers that begin only then."""
+    """The first fetch of a loop whose first step was recorded, if its workers start only then."""
     fetches = _marks(spans, What.LOADER)
     fetches = fetches[spans.named(lambda name: "_MultiProcessing" in name, fetches)]
     if not len(fetches) or not _begins_loop(spans, int(fetches[0]), alone=len(fetches) == 1):
@@ -217,7 +217,8 @@ def worker_start(spans: Labels) -> Intervals:
 
 
 def _begins_loop(spans: Labels, fetch: int, *, alone: bool) -> bool:
-    """Whether it is the loop's first: in the step of that number, or `alone` and before all work, without any step."""
+    """Whether the fetch is the loop's first: in the first step by number, or, without steps, `alone` and before all
+    work."""
     steps = _marks(spans, What.STEP)
     numbered = [(row, spans.names[spans.name_id[row]]) for row in steps.tolist()]
     numbered = [(row, name) for row, name in numbered if name.startswith("ProfilerStep#")]
@@ -229,10 +230,10 @@ def _begins_loop(spans: Labels, fetch: int, *, alone: bool) -> bool:
 
 
 def _first_calls(spans: Labels) -> Iterator[tuple[str, Intervals]]:
-    """Calls of the runtime, and of operators that start work on the GPU, that take far longer than later ones.
+    """Calls of the runtime, and of operators that start GPU work, that take far longer than later calls.
 
-    Later are those in the second half of the device's work. What waits for the device is none, and a call has no time
-    that another has inside it.
+    Later calls are those in the second half of the device's work. Calls that wait for the device are excluded, and the
+    time of a nested call counts only once.
     """
     waits = spans.training(*WAITS, What.COPY_CALL)
     calls = spans.training(*CALLS) & ~waits
@@ -257,7 +258,7 @@ def _first_calls(spans: Labels) -> Iterator[tuple[str, Intervals]]:
 
 
 def _loading(spans: Labels) -> Iterator[tuple[str, Intervals]]:
-    """What the profiler itself names: modules loaded at their first use, and code compiled for this GPU."""
+    """Start-up that the profiler itself names: modules loaded at their first use, and code compiled for this GPU."""
     loading = spans.named(lambda name: name.lower().startswith(("lazy function loading", "driver compiler")))
     for row in np.flatnonzero(spans.of(What.OVERHEAD) & loading & (spans.duration_ns > 0)):
         yield spans.names[spans.name_id[row]], spans.times(np.array([row]))

@@ -1,4 +1,4 @@
-"""Decoded trace events as columns: exact times, categories, lanes, and the few arguments that matter."""
+"""Decoded trace events as columns: exact times, categories, lanes, and the arguments that gpulab uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpulab.trace.event_decoder import (
     exact_times,
 )
 
-FLOAT_EXACT_US = 2.0**43  # up to here a float64 of microseconds still tells nanoseconds apart
+FLOAT_EXACT_US = 2.0**43  # up to here, a float64 of microseconds resolves nanoseconds
 LIMIT_NS = 1 << 61
 NO_TIME = np.iinfo(np.int64).min
 
@@ -56,14 +56,14 @@ _CATEGORIES = {
 _LEGACY_PROCESSES = {"CPU functions": Category.CPU_OP, "CUDA functions": Category.KERNEL}  # torch.autograd.profiler
 _BY_ENDING = {"_runtime": Category.CUDA_RUNTIME, "_driver": Category.CUDA_DRIVER}  # cuda_runtime, mtia_runtime, …
 _DROPPED = 255
-ACCELERATOR = 254  # of rows that name a device and a stream in a category that is none of ours
+ACCELERATOR = 254  # rows with a device and a stream in a category that gpulab does not know
 _ANNOTATIONS = (
     "ProfilerStep#",
     "enumerate(DataLoader)#",
     "Optimizer.step#",
     "Optimizer.zero_grad#",
     "Optimizer.zero_grad",
-    "##",  # as DeepSpeed, TorchRec and HTA's examples write them: "## backward ##"
+    "##",  # as written by DeepSpeed, TorchRec and HTA's examples: "## backward ##"
     "[",  # "[pl][profile]…", "[param|…]"
     "DistributedDataParallel.",
     "FullyShardedDataParallel.",
@@ -79,15 +79,15 @@ ON_DEVICE = (
 _ON_DEVICE = np.isin(np.arange(256), (*ON_DEVICE, ACCELERATOR))  # by category
 _INT64 = np.iinfo(np.int64)
 
-Key = tuple[Value, ...]  # process and thread, or "device", its number and the stream's
+Key = tuple[Value, ...]  # process and thread, or "device", device number and stream number
 Table = dict[str, npt.NDArray[Any]]
 
 
 class Columns:
-    """What a trace holds, collected piece by piece; names, categories and lanes are numbered over all pieces.
+    """The content of a trace, collected piece by piece; names, categories and lanes are numbered across all pieces.
 
-    Columns of spans: `start_ns` in the trace's own time, NO_TIME where there is none; `duration_ns`, `name_id`,
-    `lane_key`, `correlation`; `category`: Category, ACCELERATOR, or _DROPPED for what is no span of the program.
+    Columns of spans: `start_ns` in the trace's own time, NO_TIME if missing; `duration_ns`, `name_id`, `lane_key`,
+    `correlation`; `category`: Category, ACCELERATOR, or _DROPPED for rows that are not spans of the program.
     """
 
     def __init__(self) -> None:
@@ -103,23 +103,24 @@ class Columns:
         self._extra: defaultdict[str, list[tuple[Int64, Float64]]] = defaultdict(list)
 
     def append(self, **columns: npt.NDArray[Any]) -> None:
-        """More spans."""
+        """Append spans."""
         for name, column in columns.items():
             self._pieces[name].append(column)
         self.spans += len(columns["start_ns"])
 
     def append_extra(self, rows: Int64, columns: Mapping[str, Float64]) -> None:
-        """Optional figures of some of the spans that are appended next."""
+        """Add optional figures for some of the spans that are appended next."""
         of_all = rows + self.spans
         for name, column in columns.items():
             self._extra[name].append((of_all, column))
 
     def joined(self) -> Table:
-        """All spans; nothing of them is left here."""
+        """Return all spans and remove them from here."""
         return {name: np.concatenate(self._pieces.pop(name)) for name in list(self._pieces)}
 
     def extra(self, order: Int64) -> dict[str, Float64]:
-        """Each optional column for the spans in this order, NaN where one has no such figure; nothing is left here."""
+        """Return each optional column for the spans in this order, NaN if a span has no figure, and remove it from
+        here."""
         place = np.full(self.spans, -1, np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         whole = {}
@@ -131,7 +132,7 @@ class Columns:
         return whole
 
     def add(self, text: bytes, events: list[Event], damage: DamageCount, where: str) -> None:
-        """Take the events of one piece; `text` is what they were decoded from."""
+        """Add the events of one piece; `text` is the text from which they were decoded."""
         self.events_read += len(events)
         spans = [e for e in events if type(e) is Span]
         if len(spans) < len(events):
@@ -204,14 +205,14 @@ class Columns:
 
 @cache
 def category_of(name: str) -> int:
-    """Kineto's activity name in any of its spellings; what is no span of the program is dropped."""
+    """The category of Kineto's activity name in any spelling; _DROPPED for names that are not spans of the program."""
     folded = name.casefold().replace(" ", "_")
     by_ending = next((c for ending, c in _BY_ENDING.items() if folded.endswith(ending)), Category.UNKNOWN)
     return _DROPPED if folded == "trace" else int(_CATEGORIES.get(folded, by_ending))
 
 
 def _category_by_place(span: Span) -> int:
-    """The category of a span by its process or stream, where its own is none of ours."""
+    """The category of a span by its process or stream, if gpulab does not know its own category."""
     if isinstance(span.pid, str) and span.pid in _LEGACY_PROCESSES:
         return _LEGACY_PROCESSES[span.pid]
     args = span.args or Args()
@@ -220,12 +221,12 @@ def _category_by_place(span: Span) -> int:
 
 
 def is_kept(category: UInt8) -> npt.NDArray[np.bool_]:
-    """Rows that belong into the record."""
+    """Whether rows of a category belong in the record."""
     return np.asarray(category != _DROPPED)
 
 
 def resolve_accelerator(category: UInt8, correlation: Int64) -> None:
-    """In place: rows of an accelerator that a call of its runtime started are kernels, where the trace has no other."""
+    """In place: accelerator rows that a runtime call started become kernels if the trace has no other kernels."""
     calls = np.isin(category, (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)) & (correlation > 0)
     rows = category == ACCELERATOR
     if not rows.any():
@@ -237,12 +238,12 @@ def resolve_accelerator(category: UInt8, correlation: Int64) -> None:
 
 
 def is_annotation(name: str) -> bool:
-    """Marks that torch 1.8 to 1.12 recorded as operators."""
+    """Whether the name is that of a mark that torch 1.8 to 1.12 recorded as an operator."""
     return name.startswith(_ANNOTATIONS) or name in _PASSES
 
 
 def float_us_to_ns(value: Float64) -> Int64:
-    """Nanoseconds; NO_TIME for what is no time."""
+    """Nanoseconds; NO_TIME for values that are not times."""
     good = np.abs(np.where(np.isfinite(value), value, np.inf)) < LIMIT_NS / 1e3
     value = np.where(good, value, 0.0)
     whole = np.floor(value)
@@ -251,7 +252,7 @@ def float_us_to_ns(value: Float64) -> Int64:
 
 
 def exact_ns(spellings: Sequence[msgspec.Raw]) -> Int64:
-    """Nanoseconds of decimal microseconds as text; NO_TIME for what is no time."""
+    """Nanoseconds from decimal microseconds as text; NO_TIME for texts that are not times."""
     texts = [bytes(r) for r in spellings]
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     result = np.full(len(texts), NO_TIME, np.int64)
@@ -263,7 +264,7 @@ def exact_ns(spellings: Sequence[msgspec.Raw]) -> Int64:
 
 
 def _fixed_width_ns(texts: list[bytes], width: int) -> Int64:
-    """All texts have `width` characters: their digits are columns of a matrix."""
+    """For texts of exactly `width` characters: their digits are columns of a matrix."""
     digits = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), width)
     dots = np.flatnonzero((digits == ord(".")).all(axis=0))
     is_digit = ((digits >= ord("0")) & (digits <= ord("9"))).all(axis=0)
@@ -285,7 +286,7 @@ def _decimal_ns(text: bytes) -> int:
 
 
 def floats(values: Sequence[Value]) -> Float64:
-    """Numbers of any spelling as float64; NaN for what is none."""
+    """Numbers in any spelling as float64; NaN for other values."""
     try:
         return np.array(values, np.float64)  # None becomes NaN, text is parsed
     except (TypeError, ValueError, OverflowError):
@@ -300,7 +301,7 @@ def _float(value: Value) -> float:
 
 
 def integers(values: Sequence[Value], missing: int) -> Int64:
-    """Whole numbers of any spelling as int64; `missing` for what is none."""
+    """Whole numbers in any spelling as int64; `missing` for other values."""
     try:
         return np.fromiter([missing if v is None else v for v in values], np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
@@ -308,7 +309,7 @@ def integers(values: Sequence[Value], missing: int) -> Int64:
 
 
 def integer(value: Value, missing: int) -> int:
-    """A whole number of any spelling, that 64 bits hold; else `missing`."""
+    """A whole number in any spelling that fits into 64 bits; else `missing`."""
     try:
         whole = int(value) if isinstance(value, int | float) else int(str(value), 0)
     except (ValueError, OverflowError):
@@ -317,7 +318,7 @@ def integer(value: Value, missing: int) -> int:
 
 
 def _durations(spellings: list[Value], device: Int64, damage: DamageCount, where: str) -> Int64:
-    """What has none, or a negative one, gets 0 and is noted, apart in the rows of the `device` and elsewhere."""
+    """Durations in ns. A missing or negative duration becomes 0 and is noted, separately for rows of the `device`."""
     types = set(map(type, spellings))
     ns = float_us_to_ns(floats(spellings))
     if not types <= {int, float}:
@@ -331,7 +332,7 @@ def _durations(spellings: list[Value], device: Int64, damage: DamageCount, where
 
 
 def extra_columns(args: list[Args]) -> dict[str, Float64]:
-    """One value per row of a device, NaN where the trace says none; columns without any value are left out."""
+    """One value per row of a device, NaN if the trace has none; columns without any value are left out."""
     columns = {
         "bytes": [a.bytes for a in args],
         "blocks_per_sm": [a.blocks_per_sm for a in args],
@@ -342,7 +343,7 @@ def extra_columns(args: list[Args]) -> dict[str, Float64]:
 
 
 def memory_columns(t_ns: Int64, args: Sequence[MemoryArgs]) -> MemoryEvents:
-    """What `[memory]` events say, at these times."""
+    """The content of `[memory]` events at these times."""
     host = integers([a.device_type for a in args], 0) == 0
     device = np.where(host, -1, integers([a.device_id for a in args], -1))
     return MemoryEvents(
@@ -356,7 +357,7 @@ def memory_columns(t_ns: Int64, args: Sequence[MemoryArgs]) -> MemoryEvents:
 
 
 def _wrapped(address: Value) -> Value:
-    """Pointers are unsigned: their upper half wraps to negative numbers, the 64 bits stay the same."""
+    """An unsigned pointer as int64: the upper half wraps to negative numbers, the 64 bits stay the same."""
     return address - (1 << 64) if isinstance(address, int) and (1 << 63) <= address < (1 << 64) else address
 
 
@@ -376,7 +377,7 @@ _dims: msgspec.json.Decoder[list[object]] = msgspec.json.Decoder(list)
 
 
 def product_sizes(spans: Sequence[Span], products: npt.NDArray[np.intp]) -> tuple[Int64, dict[str, Float64]]:
-    """Which of the spans are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n].
+    """The spans that are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n].
 
     `products` are the rows whose names are among FACTORS.
     """
@@ -391,7 +392,8 @@ def product_sizes(spans: Sequence[Span], products: npt.NDArray[np.intp]) -> tupl
 
 @lru_cache(maxsize=4096)
 def _sizes(spellings: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | None:
-    """None where the shapes are not those of a product: another version's spelling, or an odd file."""
+    """The sizes m, n and k; None if the shapes are not those of a product: another version's spelling, or an odd
+    file."""
     try:
         dims = _dims.decode(spellings)
     except (msgspec.MsgspecError, RecursionError):
@@ -405,13 +407,13 @@ def _sizes(spellings: bytes, factors: tuple[int, int]) -> tuple[int, int, int] |
 
 
 def _shape(dims: object) -> list[int] | None:
-    """Of a matrix, or of a batch of them."""
+    """The shape of a matrix or of a batch of matrices."""
     if not isinstance(dims, list) or len(dims) < 2:
         return None
     return dims if all(type(n) is int and 0 < n < 1 << 53 for n in dims) else None
 
 
-# Bytes of an element, by c10's name of its type.
+# Bytes of an element, by the c10 name of its type.
 ELEMENT_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
     **dict.fromkeys(("Short", "UInt16", "Half", "BFloat16"), 2),
@@ -435,9 +437,9 @@ _KINDS = (
 
 
 def collective_columns(args: Sequence[Args]) -> dict[str, list[Value]]:
-    """One value per row, None where it carries nothing between ranks or the trace does not say.
+    """One value per row, None if the row is not a collective or the trace has no value.
 
-    The size is nccl-tests': of the larger of what goes in and what comes out, in bytes.
+    The size, in bytes, is that of nccl-tests: the larger of input and output.
     """
     if all(a.collective is None for a in args):
         return {}
@@ -466,5 +468,5 @@ def _message_bytes(args: Args) -> float | None:
 
 
 def _number(name: Value) -> int | None:
-    """PyTorch numbers its groups; a name that is none is not kept."""
+    """The number of a process group (PyTorch numbers its groups); None for other names."""
     return int(name) if isinstance(name, str) and name.isascii() and name.isdecimal() and len(name) < 10 else None

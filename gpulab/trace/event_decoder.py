@@ -23,7 +23,7 @@ class Args(msgspec.Struct, gc=False):
     correlation: Value = None
     device: Value = None
     stream: Value = None
-    stream_id: Value = msgspec.field(name="Stream Id", default=None)  # as Ascend's profiler writes it
+    stream_id: Value = msgspec.field(name="Stream Id", default=None)  # spelling of Ascend's profiler
     bytes: Value = None
     blocks_per_sm: Value = msgspec.field(name="blocks per SM", default=None)
     occupancy: Value = msgspec.field(name="est. achieved occupancy %", default=None)
@@ -34,7 +34,7 @@ class Args(msgspec.Struct, gc=False):
     group_size: Value = msgspec.field(name="Group size", default=None)
     process_group: Value = msgspec.field(name="Process Group Name", default=None)
     sequence: Value = msgspec.field(name="Seq", default=None)
-    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())  # read only where it is asked for
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())  # decoded only on request
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
@@ -49,7 +49,7 @@ class MemoryArgs(msgspec.Struct, gc=False):
 
 
 class LabelArgs(msgspec.Struct, gc=False):
-    """The arguments of a label, of which the thread's name is used."""
+    """The arguments of a label; only the thread's name is used."""
 
     name: Value = None
 
@@ -75,7 +75,7 @@ class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
 
 
 class Label(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
-    """What a process or a thread is called."""
+    """The name of a process or a thread."""
 
     name: str = ""
     pid: Value = None
@@ -92,7 +92,7 @@ class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
 
 
 class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
-    """A joint of an arrow."""
+    """An intermediate point of an arrow."""
 
 
 Event: TypeAlias = Span | Instant | Label | FlowStart | FlowEnd | FlowStep
@@ -102,19 +102,19 @@ _OTHERS = tuple(msgspec.defstruct(f"Other{i}", [], tag_field="ph", tag=p) for i,
 
 
 class ExactSpan(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """A span's time stamp as it is written."""
+    """A span's time stamp as written in the file."""
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ExactInstant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
-    """A point's time stamp as it is written."""
+    """A point's time stamp as written in the file."""
 
     ts: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ExactLabel(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
-    """A label has no time that matters."""
+    """A label, whose time does not matter."""
 
 
 ExactEvent: TypeAlias = ExactSpan | ExactInstant | ExactLabel | FlowStart | FlowEnd | FlowStep
@@ -135,14 +135,14 @@ _PHASES = {"X", "i", "M", "s", "f", "t", *_OTHER_PHASES}
 
 
 class EventDecoder:
-    """Decodes pieces of whole events; what could not be read as it stands is counted, with its first place."""
+    """Decodes pieces of whole events; events that cannot be read as written are counted, with their first position."""
 
     def __init__(self, text: TraceText) -> None:
         self._text = text
         self.damage = DamageCount()
 
     def decode(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
-        """The events of a piece, a JSON list, with the text they came from, which may have been mended."""
+        """The events of a piece (a JSON list), each list with its text, which may have been mended."""
         try:
             yield piece, _decoder.decode(piece)
         except _MALFORMED:
@@ -164,7 +164,7 @@ class EventDecoder:
             self.damage.note(what, where, count)
 
     def _halve(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
-        """Narrow down to the events that cannot be read; each of them is tried alone."""
+        """Narrow down to the unreadable events, each of which is then tried alone."""
         inner = [match.end() for match in self._text.boundary.finditer(piece)]
         starts = [0, *inner]
         ends = [*(piece.rindex(b",", 0, start) for start in inner), len(piece)]
@@ -200,7 +200,7 @@ class EventDecoder:
 
 
 def exact_times(text: bytes, kind: type[ExactSpan | ExactInstant]) -> list[msgspec.Raw]:
-    """The time stamps of all spans (or instants) of a decoded piece, as they are written."""
+    """The time stamps of all spans (or instants) of a decoded piece, as written in the file."""
     return [e.ts for e in _exact_decoder.decode(text) if type(e) is kind]
 
 
@@ -225,7 +225,7 @@ def _mended(piece: bytes) -> tuple[bytes, dict[str, int]]:
 
 
 def _plain(piece: bytes) -> dict[str, object] | None:
-    """One event read by the forgiving reader of the standard library, its values brought to the types we know."""
+    """One event read by the lenient JSON reader of the standard library, its values converted to the expected types."""
     for text in (piece, _ESCAPE.sub(lambda m: m[0] if len(m[0]) > 1 else b"\\\\", piece)):
         try:
             event, _ = json.JSONDecoder(strict=False).raw_decode(text.decode("utf-8", "replace").lstrip(", "))
@@ -268,13 +268,13 @@ def _value(value: object) -> Value:
 
 
 class DamageCount:
-    """What was not as it should be in a trace file, by kind, in the order in which each kind came first."""
+    """The faults of a trace file, by kind, in order of first occurrence."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, Damage] = {}
 
     def note(self, what: str, where: str, count: int = 1) -> None:
-        """Count a damage; nothing where `count` is 0."""
+        """Count a fault; does nothing if `count` is 0."""
         if count:
             before = self.kinds.get(what) or Damage(what, 0, where)
             self.kinds[what] = replace(before, count=before.count + count)

@@ -1,9 +1,9 @@
-"""Opens a trace file, a stored run, or a folder with one trace per rank; what was read before opens at once.
+"""Opens a trace file, a stored run, or a folder with one trace per rank; files that were read before open at once.
 
-The ranks of a folder are read side by side, in processes of their own. The columns of a large file are kept under the
-user's cache folder: `$GPULAB_CACHE_DIR`, else `gpulab` in the user's cache folder, which may be deleted at any time. A
-trace itself is never written to, nor is anything put beside it. A file is known by its place on the disk, its size and
-its times, so that a changed one is read again; so is every file after an update of gpulab.
+The ranks of a folder are read in parallel processes. The columns of a large file are cached in `$GPULAB_CACHE_DIR`,
+else in `gpulab` in the user's cache folder, which may be deleted at any time. A trace file and its folder are never
+written to. The cache identifies a file by its place on the disk, its size and its times, so a changed file is read
+again; so is every file after an update of gpulab.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpulab.trace.load import READERS, Tell, load_run
 if TYPE_CHECKING:
     from gpulab.run import Run
 
-# A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
+# A process needs about 0.3 s to start and to return its columns: below this total size, one process is faster.
 PARALLEL_FROM_BYTES = 8 << 20
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", re.IGNORECASE)
 
@@ -38,9 +38,9 @@ _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", r
 def load(path: str | Path, tell: Tell = lambda _: None) -> Run | Ranks:
     """A trace file or a stored run's folder as a `Run`, a folder of the traces of one job's ranks as `Ranks`.
 
-    `tell` hears which fraction of a trace file has been read.
+    `tell` is called with the fraction of a trace file that has been read.
 
-    Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
+    Raises TraceError or StoreError, in one sentence with the next step, if nothing can be read.
     """
     path = Path(path)
     if (path / DOCUMENT).is_file():
@@ -52,7 +52,7 @@ def load(path: str | Path, tell: Tell = lambda _: None) -> Run | Ranks:
 
 
 def _opened(path: Path, tell: Tell = lambda _: None) -> Run:
-    """A trace file's run: as it was read before, else read now and kept."""
+    """A trace file's run: from the cache, else read now and cached."""
     run = cached(path)
     if run is None:
         run = load_run(path, tell)
@@ -61,7 +61,7 @@ def _opened(path: Path, tell: Tell = lambda _: None) -> Run:
 
 
 def load_ranks(folder: Path) -> Ranks:
-    """Every trace in a folder, by rank. Raises TraceError where the folder holds none that can be read."""
+    """Every trace in a folder, by rank. Raises TraceError if the folder has no readable trace."""
     files = sorted(f for f in folder.iterdir() if f.name.endswith(tuple(READERS)) and f.is_file())
     if not files:
         raise TraceError(
@@ -81,7 +81,7 @@ def load_ranks(folder: Path) -> Ranks:
 
 
 def _read_all(files: Sequence[Path]) -> list[Run | str]:
-    """Each file's run, or the sentence why it cannot be read."""
+    """Each file's run, or a sentence why it cannot be read."""
     workers = min(len(files), max(1, int(usable_cores() or 1)))
     if workers < 2 or sum(f.stat().st_size for f in files) < PARALLEL_FROM_BYTES:
         return [_read_here(f) for f in files]
@@ -101,7 +101,8 @@ def _read_here(file: Path) -> Run | str:
 
 
 def _read_apart(file: Path, folder: Path) -> Run | str:
-    """In a process of its own, which hands the record over as the store writes it; not where it was read before."""
+    """Read a file in its own process, which returns the record in the format of the store; a cached file is read
+    here."""
     run = cached(file)
     if run is not None:
         return run
@@ -119,7 +120,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
 
 
 def write_run(file: str, folder: str) -> int:
-    """Read one trace and write its record into a folder; the exit status. What a reading process does."""
+    """Read one trace and write its record into a folder; returns the exit status. Runs in a reading process."""
     try:
         document, columns = run_format.encode(load_run(file))
     except TraceError as e:
@@ -131,7 +132,7 @@ def write_run(file: str, folder: str) -> int:
 
 
 def _by_rank(by_file: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
-    """Runs by rank: as the trace says, else by the file's name, else in order of the names."""
+    """Runs by rank: the rank in the trace, else in the file's name, else the order of the names."""
     runs: dict[int, Run] = {}
     doubled = []
     nameless = [file.name for file, run in by_file.items() if _rank(file, run) is None]
@@ -176,7 +177,7 @@ def _cut_short(runs: dict[int, Run]) -> Iterator[Missing]:
 
 
 def _strangers(runs: dict[int, Run]) -> Iterator[Missing]:
-    """Traces that are not of the job that most of them are of: another number of ranks, or no step in common."""
+    """Traces that do not belong to the job of the majority: another number of ranks, or no common step."""
     if len(runs) < 2:
         return
     most = max(runs, key=lambda rank: sum(_apart(runs[rank], other) is None for other in runs.values()))
@@ -188,7 +189,7 @@ def _strangers(runs: dict[int, Run]) -> Iterator[Missing]:
 
 
 def _apart(one: Run, other: Run) -> str | None:
-    """Why they cannot be ranks of one job; None where they can."""
+    """Why two runs cannot be ranks of one job; None if they can."""
     sizes = {r.origin.world_size for r in (one, other) if r.origin and r.origin.world_size}
     if len(sizes) > 1:
         return "their numbers of ranks differ"
@@ -198,14 +199,14 @@ def _apart(one: Run, other: Run) -> str | None:
     return "they have no step in common" if all(steps) and steps[0].isdisjoint(steps[1]) else None
 
 
-CACHED_FROM_BYTES = 1 << 20  # of the file: a smaller one is read again as fast
-MOST_BYTES = 2 << 30  # of the whole folder: what was not opened for longest goes first
+CACHED_FROM_BYTES = 1 << 20  # size of a file: smaller files are read again as fast
+MOST_BYTES = 2 << 30  # size of the cache: the least recently opened entries are deleted first
 _PACKAGE = Path(__file__).parent.parent
-_READERS = ("run.py", "trace", "timeline", "store/run_format.py", "store/table_file.py")  # what makes a run of a file
+_READERS = ("run.py", "trace", "timeline", "store/run_format.py", "store/table_file.py")  # what makes a run from a file
 
 
 def cache_folder() -> Path:
-    """Where traces are kept."""
+    """The folder of the cache."""
     setting = os.environ.get("GPULAB_CACHE_DIR")
     if setting:
         return Path(setting) / "traces"
@@ -218,7 +219,7 @@ def cache_folder() -> Path:
 
 
 def cached(path: Path) -> Run | None:
-    """The run of this file, as it was read before; None where it was not, or what was kept is damaged."""
+    """The run of this file from the cache; None if it is not cached or the entry is damaged."""
     from msgspec.structs import replace
 
     from gpulab.errors import StoreError
@@ -242,7 +243,7 @@ def cached(path: Path) -> Run | None:
 
 
 def cache(path: Path, run: Run) -> None:
-    """Keep the columns of a large file. Where that fails, it will be read again."""
+    """Cache the columns of a large file. After a failure, the file will be read again."""
     from gpulab.store import run_format
     from gpulab.store.folders import COLUMNS, DOCUMENT
 
@@ -265,7 +266,7 @@ def cache(path: Path, run: Run) -> None:
 
 
 def _key(path: str | Path) -> str | None:
-    """None for a small file, and for what is no file."""
+    """The cache key of a file; None for a small file, or if it is not a file."""
     try:
         state = os.stat(path)
     except OSError:
@@ -278,7 +279,7 @@ def _key(path: str | Path) -> str | None:
 
 
 def _readers() -> int:
-    """Changes with whatever turns a file into a run."""
+    """A checksum of the code that turns a file into a run."""
     files = [file for name in _READERS for file in _files(_PACKAGE / name)]
     states = [(os.path.basename(file), *os.stat(file)[6:9:2]) for file in files]
     return zlib.crc32(repr(sorted(states)).encode())

@@ -2,7 +2,7 @@
 
     trace = read_trace(Path("rank0.pt.trace.json.gz"))
 
-What the file holds is kept, what was wrong with it is counted in `trace.origin.damage`; nothing is concluded here.
+The content of the file is kept, its faults are counted in `trace.origin.damage`; no conclusions are drawn here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gpulab.trace.event_decoder import DamageCount, EventDecoder, Label, Value
 from gpulab.trace.text_pieces import TraceText
 
 _LAST_NUMBER = re.compile(r"(-?\d+)\D*$")
-FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time
+FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span so far from the others has a broken time
 
 
 class Trace(Struct, frozen=True):
-    """What one file holds. Times count from the earliest span; `origin.zero_ns` says where that is."""
+    """The content of one file. Times count from the earliest span, whose time in the file is `origin.zero_ns`."""
 
     timeline: Timeline
     memory_events: MemoryEvents | None
@@ -36,9 +36,9 @@ class Trace(Struct, frozen=True):
 
 
 def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None) -> Trace:
-    """Read a trace file. `tell` hears which fraction of it is read.
+    """Read a trace file. `tell` is called with the fraction that has been read.
 
-    Raises TraceError, naming the file, the place and the next step, where it is no trace or holds no span at all.
+    Raises TraceError, naming the file, the position and the next step, if it is not a trace or has no span.
     """
     path = Path(path)
     text = TraceText(path, tell)
@@ -80,7 +80,7 @@ def _decoded(text: TraceText) -> tuple[Columns, DamageCount]:
 
 
 def _plausible(spans: Table, damage: DamageCount) -> npt.NDArray[np.bool_]:
-    """Rows to keep. Times a day away from the others, or longer, are broken."""
+    """The rows to keep. Times at least a day away from the others are broken."""
     resolve_accelerator(spans["category"], spans["correlation"])
     keep, start = is_kept(spans["category"]), spans["start_ns"]
     if not keep.any():
@@ -92,9 +92,9 @@ def _plausible(spans: Table, damage: DamageCount) -> npt.NDArray[np.bool_]:
 
 
 def timeline_of(columns: Table, keep: npt.NDArray[np.bool_], read: Columns) -> Timeline:
-    """The rows to keep in order, from the begin of the clock to the last end.
+    """A timeline of the rows to keep, in order, from the begin of the clock to the last end.
 
-    `columns`, those of all spans of `read`, are empty afterwards: each column is let go when it is in order.
+    `columns` hold all spans of `read` and are empty afterwards: each column is freed once it is in order.
     """
     names = tuple(read.names)
     used = np.flatnonzero(np.bincount(columns["lane_key"][keep])).tolist()
@@ -126,7 +126,7 @@ def timeline_of(columns: Table, keep: npt.NDArray[np.bool_], read: Columns) -> T
 
 
 def _lanes(keys: Sequence[Key], used: Sequence[int], labels: Sequence[Label]) -> tuple[list[Lane], Int32]:
-    """The threads and streams behind the used keys, and the lane of each key: numbers are spelled in several ways."""
+    """The threads and streams behind the used keys, and the lane of each key: files spell numbers in several ways."""
     nameless: dict[str, int] = {}  # texts without a number ("Spans") are numbered below -1
 
     def number(value: Value) -> int:
@@ -150,7 +150,7 @@ def _lanes(keys: Sequence[Key], used: Sequence[int], labels: Sequence[Label]) ->
 
 
 def _identifier(value: Value) -> int | None:
-    """A process, thread, device or stream number: also the last number in a text ("stream 7", "0x7f…")."""
+    """A process, thread, device or stream number, also from the last number in a text ("stream 7", "0x7f…")."""
     if not isinstance(value, str):
         return -1 if value is None else integer(value, -1)
     text = value.strip()
@@ -161,7 +161,7 @@ def _identifier(value: Value) -> int | None:
 
 
 def _parents_first(start: Int64, duration: Int64, rows: Int64) -> Int64:
-    """The rows by start, ties longest first; only ties are compared twice, for most files are nearly sorted."""
+    """The rows by start, ties longest first; only ties are compared twice, because most files are nearly sorted."""
     order = rows[np.argsort(start[rows], kind="stable")]
     equal = np.flatnonzero(np.diff(start[order]) == 0)
     tied = np.union1d(equal, equal + 1)
@@ -214,7 +214,7 @@ def _nothing(path: Path, text: TraceText, read: Columns, damage: DamageCount) ->
 
 
 _OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
-_FIGURES = {  # of a device, by the names that profilers have given them
+_FIGURES = {  # properties of a device, by the names that profilers give them
     "total_memory_bytes": ("totalGlobalMem",),
     "sm_count": ("numSms",),
     "warp_size": ("warpSize",),
@@ -227,7 +227,7 @@ _VERSIONS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "cupti"
 
 
 def complete(origin: TraceOrigin, head: bytes, tail: bytes, damage: DamageCount) -> TraceOrigin:
-    """The origin with what stands before and after the events; what is broken there is noted and left out."""
+    """The origin, completed from the text before and after the events; broken parts are noted and left out."""
     head = head.strip().removeprefix(b"\xef\xbb\xbf").lstrip()
     if not head.startswith(b"{"):
         return origin
@@ -273,7 +273,7 @@ def _completed(origin: TraceOrigin, fields: Mapping[str, object]) -> TraceOrigin
 
 
 def _spelled(name: str, value: int | float | str) -> str:
-    """CUDA counts 12.4 as 12040, HIP 6.4.43483 as 60443483."""
+    """A version number in words: CUDA writes 12.4 as 12040, HIP 6.4.43483 as 60443483."""
     if isinstance(value, int) and name.startswith("cuda"):
         return f"{value // 1000}.{value % 1000 // 10}"
     if isinstance(value, int) and name.startswith("hip"):
@@ -297,7 +297,7 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number, also one written as text; None for anything else."""
+    """A whole number, also if written as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

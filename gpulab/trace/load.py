@@ -1,4 +1,4 @@
-"""A trace file as a `Run`: what the reader found and the steps in it, joined into the one record."""
+"""A trace file as a `Run`: the reader's result and its steps, joined into one record."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ from gpulab.timeline.memory_curve import HOST, MemoryCurve, memory
 from gpulab.timeline.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
 from gpulab.trace.kineto_file import Trace, read_trace
 
-MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
+MEMORY_POINTS = 400  # points of the memory curve: more than the width of a picture shows
 NO_NAME = "GPU (name not in the trace)"
 NO_NAME_OF_OTHER = "accelerator (name not in the trace)"
 _OF_CPU = re.compile("mkldnn|onednn|mkl_|_cpu")  # operators that only a CPU runs
-NOT_IN_THIS_PART = "not in this part of the file"  # which is cut short: the GPU's work comes last
+NOT_IN_THIS_PART = "not in this part of the file"  # in a file that is cut short: the GPU's work comes last
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
 Tell = Callable[[float], None]
-READERS: dict[str, Callable[[Path], Trace]] = {  # by how a file's name ends
+READERS: dict[str, Callable[[Path], Trace]] = {  # by the ending of a file's name
     ".json": read_trace,
     ".json.gz": read_trace,
 }
 
 
 def load_run(path: str | Path, tell: Tell = lambda _: None) -> Run:
-    """The run a trace file tells of. Raises TraceError where it cannot be read, in one sentence with the next step.
+    """The run in a trace file. Raises TraceError if it cannot be read, in one sentence with the next step.
 
-    `tell` hears which fraction of the file has been read. A name that ends as none of READERS is read as PyTorch's.
+    `tell` is called with the fraction that has been read. A file with none of the endings of READERS is read as a
+    PyTorch trace.
     """
     path = Path(path)
     reader = READERS.get(next(filter(path.name.endswith, READERS), ""), read_trace)
@@ -90,7 +91,7 @@ def _identity(path: Path) -> str:
 
 
 def _created(origin: TraceOrigin) -> str:
-    """When the trace begins, where its clock is Unix time; else an empty text."""
+    """When the trace begins, if its clock is Unix time; else an empty text."""
     seconds = origin.zero_ns / 1e9
     if not 1.4e9 < seconds < 4e9:
         return ""
@@ -98,7 +99,7 @@ def _created(origin: TraceOrigin) -> str:
 
 
 def _environment(origin: TraceOrigin) -> Environment:
-    """A trace knows its software, hardly its machine."""
+    """The environment of a trace: its software, and what little it says about its machine."""
     unknown = "not in the trace"
     return Environment(
         python=unknown,
@@ -141,7 +142,7 @@ def _device(trace: Trace) -> Device:
 
 
 def _unread(trace: Trace) -> str:
-    """The accelerator whose rows are no kernels, or of which the trace has but the name; empty where there is none."""
+    """The accelerator whose rows are not kernels, or of which the trace has only the name; empty without one."""
     timeline, names = trace.timeline, " and ".join(sorted({d.name or NO_NAME for d in trace.origin.device_properties}))
     if _speaks_cuda(timeline):
         return ""
@@ -154,20 +155,20 @@ def _unread(trace: Trace) -> str:
 
 
 def _speaks_cuda(timeline: Timeline) -> bool:
-    """Whether the trace has calls of CUDA or HIP, or none of any runtime beside a GPU's work."""
+    """Whether the trace has calls of CUDA or HIP, or GPU work without calls of any runtime."""
     spans = labels(timeline)
     calls = spans.named(lambda name: name.startswith(("cu", "hip")), spans.of(*CALLS))
     return bool(calls.any()) or (timeline.has_device_events and not len(calls))
 
 
 def _properties(origin: TraceOrigin, index: int | None) -> DeviceProperties | None:
-    """The device that worked; where nothing tells which, the first one's model."""
+    """The device that worked; if unknown, the model of the first device."""
     matching = [d for d in origin.device_properties if d.id == index]
     return next(iter(matching or (origin.device_properties if index is None else ())), None)
 
 
 def _device_time(timeline: Timeline) -> dict[int, int]:
-    """Summed span time per device index, to see which one this trace is about."""
+    """Summed span time per device index, to find the device that this trace is about."""
     rows = np.isin(timeline.category, [int(c) for c in DEVICE_CATEGORIES])
     per_lane = np.bincount(timeline.lane_id[rows], timeline.duration_ns[rows] + 1.0, minlength=len(timeline.lanes))
     time: dict[int, int] = {}
@@ -183,10 +184,10 @@ def _busiest_device(timeline: Timeline) -> int | None:
 
 
 def _memory_curve(curve: MemoryCurve, window_ns: tuple[int, int]) -> Series:
-    """What the allocator held, at even distances: the most between one reading and the next."""
+    """The memory that the allocator held, at even distances: the most between one reading and the next."""
     at = np.linspace(*window_ns, MEMORY_POINTS).astype(np.int64)
     first = np.searchsorted(curve.t_ns, at, side="left")
-    allocated = np.concatenate(([0], curve.allocated_bytes))  # before the first event: nothing known, or what was held
+    allocated = np.concatenate(([0], curve.allocated_bytes))  # before the first event: unknown, or the held memory
     if curve.absolute and len(curve.t_ns):
         allocated[0] = curve.allocated_bytes[0]
     most = [allocated[a : max(b, a) + 1].max() for a, b in pairwise([*first.tolist(), len(curve.t_ns)])]

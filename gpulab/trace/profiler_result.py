@@ -38,15 +38,15 @@ class Recording(Struct, frozen=True):
     def timeline(self, origin_ns: int, *, event_limit: int | None = None) -> Timeline:
         """The spans as columns, on the run's clock (`origin_ns` is the run's start in perf_counter_ns).
 
-        Of more than `event_limit` spans the latest are left out; the window then ends where they begin. What ran before
-        the recording began was ours. Kineto's clock is tied to ours by a marked span that began within microseconds of
-        a reading of our clock.
+        Of more than `event_limit` spans the latest are left out; the window then ends where they begin. Spans before
+        the recording began are gpulab's own. Kineto's clock is aligned with the run's clock by a marked span that began
+        within microseconds of a reading of that clock.
         """
         read = _read(self.profile.profiler.kineto_results.events())
         spans = read.joined()
         spans["start_ns"] += self._clock_offset_ns(spans, read.names) - origin_ns
         on_device = np.isin(spans["category"], ON_DEVICE)
-        # the profiler waits for the device before it stops, so the window ends when the device has
+        # the profiler waits for the device before it stops, so the window ends with the device's work
         device_end = (spans["start_ns"] + spans["duration_ns"])[on_device].max(initial=0)
         window_ns = self.began_ns - origin_ns, max(self.ended_ns - origin_ns, int(device_end))
         keep = is_kept(spans["category"]) & (spans["start_ns"] >= window_ns[0])
@@ -54,7 +54,7 @@ class Recording(Struct, frozen=True):
         return timeline if event_limit is None else cut(timeline, event_limit)
 
     def write(self, path: Path) -> None:
-        """Write the trace in PyTorch's own Chrome-trace JSON, gzipped where the name ends in .gz."""
+        """Write the trace in PyTorch's own Chrome-trace JSON, gzipped if the name ends in .gz."""
         if path.suffix != ".gz":
             self.profile.profiler.kineto_results.save(str(path))
             return
@@ -65,14 +65,14 @@ class Recording(Struct, frozen=True):
                 shutil.copyfileobj(source, target, 1 << 20)
 
     def _clock_offset_ns(self, spans: Table, names: Mapping[str, int]) -> int:
-        """What to add to Kineto's time to get perf_counter_ns."""
+        """The offset from Kineto's time to perf_counter_ns."""
         if CLOCK_MARK not in names:
             return time.perf_counter_ns() - time.time_ns()
         return self.clock_ns - int(spans["start_ns"][spans["name_id"] == names[CLOCK_MARK]].max())
 
 
 def cut(timeline: Timeline, limit: int) -> Timeline:
-    """The first `limit` spans; the window ends where the first one left out begins."""
+    """The first `limit` spans; the window ends where the first omitted span begins."""
     if len(timeline) <= limit:
         return timeline
     end_ns = int(timeline.start_ns[limit])
@@ -93,9 +93,9 @@ def _gzip(path: Path) -> Any:
 
 
 def _read(events: list[Any]) -> Columns:
-    """Kineto's events, still on Kineto's clock."""
+    """Kineto's events as columns, still on Kineto's clock."""
     read, n = Columns(), len(events)
-    event = type(events[0]) if events else None  # its methods, called without a look-up per event
+    event = type(events[0]) if events else None  # unbound methods, to avoid a look-up per event
 
     def column(method: str) -> Int64:
         return np.fromiter(map(getattr(event, method), events) if events else (), np.int64, n)
@@ -118,14 +118,15 @@ def _read(events: list[Any]) -> Columns:
 
 
 def _arguments(events: list[Any], rows: Int64) -> list[Args]:
-    """What a trace file has of these events, too. Empty where this PyTorch has no `metadata_json`, or was not asked."""
+    """The arguments that a trace file has for these events. Empty if this PyTorch has no `metadata_json` or recorded
+    none."""
     if not len(rows) or not hasattr(events[0], "metadata_json"):
         return [Args()] * len(rows)
     return [_decoded(events[row].metadata_json()) for row in rows.tolist()]
 
 
 def _decoded(members: str) -> Args:
-    """The members of a JSON object, written without its braces; nothing of it where it is no JSON."""
+    """The arguments from the members of a JSON object without its braces; empty if it is not JSON."""
     try:
         return _DECODE(f"{{{members}}}")
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -133,7 +134,8 @@ def _decoded(members: str) -> Args:
 
 
 def _categories(events: list[Any]) -> UInt8:
-    """Kineto's activity names as numbers. Events of PyTorch 2.9 and older have none: see `_category_by_name`."""
+    """Kineto's activity names as numbers. Events of PyTorch 2.9 and older have no such name: see
+    `_category_by_name`."""
     n = len(events)
     if not events or not hasattr(events[0], "activity_type"):
         return np.fromiter(map(_category_by_name, events), np.uint8, n)
@@ -141,7 +143,7 @@ def _categories(events: list[Any]) -> UInt8:
 
 
 def _category_by_name(event: Any) -> int:
-    """The category as the device and the name tell it."""
+    """The category by device and name."""
     name = event.name()
     if "CPU" not in str(event.device_type()):
         if name.startswith("Memcpy"):

@@ -1,6 +1,6 @@
 """A trace file as text in pieces of whole events, so that a file of any size is read in bounded memory.
 
-The file may be gzipped or not, whatever its name says, and may end in the middle. The text before and after the events
+The file may be gzipped or not, whatever its name says, and may be cut short. The text before and after the events
 (device properties and the like) is kept for the reader of metadata.
 """
 
@@ -19,7 +19,7 @@ from gpulab.run import Damage
 
 BLOCK_BYTES = 1 << 20
 COMPRESSED_BLOCK_BYTES = 1 << 16
-INFLATED_BYTES = 4 << 20  # at most, of such a block
+INFLATED_BYTES = 4 << 20  # the most decompressed bytes per block
 LEARNED_BYTES = 1 << 16
 HEADER_LIMIT_BYTES = 64 << 20
 EVENT_LIMIT_BYTES = 64 << 20
@@ -29,7 +29,7 @@ _KEYS = ("ph", "name", "cat", "args", "pid", "tid", "ts", "dur", "id", "bp", "s"
 _FIRST_KEY = re.compile(rb'[\[,]\s*\{\s*"(' + "|".join(_KEYS).encode() + rb')"\s*:')
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 _CLOSING = re.compile(rb'\}\s*(\])\s*(?:,\s*"[^"\\]*"\s*:|\}?\s*\Z)')
-_BOUNDARY_BYTES = 512  # the white space between two events may be long, but not longer
+_BOUNDARY_BYTES = 512  # the longest white space between two events
 _RECORD = "Record one with torch.profiler and export_chrome_trace."
 _OWN_PAGE = b"gpulab</title>"
 _SIGNATURES = (
@@ -60,11 +60,11 @@ class _Inflater(Protocol):
 
 
 class TraceText:
-    """The text of one trace file. `pieces` is read once; the other attributes are complete after it."""
+    """The text of one trace file. `pieces` is read once; afterwards the other attributes are complete."""
 
     def __init__(self, path: Path, tell: Callable[[float], None] = lambda _: None) -> None:
         self.path = path
-        self.tell = tell  # hears which share of the file has been read, as a fraction
+        self.tell = tell  # called with the fraction of the file that has been read
         self.file_bytes = 0
         self.text_bytes = 0
         self.head = b""  # from the start to the opening bracket of the events
@@ -77,7 +77,7 @@ class TraceText:
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """(offset in the text, whole events as a JSON list), in the order of the file.
 
-        Raises TraceError for a file that is no trace.
+        Raises TraceError if the file is not a trace.
         """
         try:
             with self.path.open("rb") as file:
@@ -103,7 +103,7 @@ class TraceText:
             yield block
 
     def _inflated(self, file: IO[bytes]) -> Iterator[bytes]:
-        """The decompressed text; what a broken end still holds is read a second time, in small steps."""
+        """The decompressed text; after an error, the rest of a broken file is read again in small steps."""
         new, errors = _inflaters()
         produced = 0
         try:
@@ -135,7 +135,7 @@ class TraceText:
         yield from self._last(offset, rest)
 
     def _opened(self, blocks: Iterator[bytes]) -> bytes:
-        """Read up to the opening bracket of the events; returns what was read past it."""
+        """Read up to the opening bracket of the events; returns the text after it."""
         text = b""
         for block in blocks:
             text += block
@@ -155,7 +155,8 @@ class TraceText:
         raise TraceError(self._no_events(text))
 
     def _learn_boundary(self, text: bytes) -> bool:
-        """The key that events begin with. Inside a string its quotes would be escaped: it is safe to cut there."""
+        """Learn the key with which events begin. Inside a string its quotes would be escaped, so cutting there is
+        safe."""
         keys = Counter(_FIRST_KEY.findall(b"," + text[:BLOCK_BYTES]))
         if not keys:
             return False
@@ -165,7 +166,7 @@ class TraceText:
         return True
 
     def _last_boundary(self, text: bytes) -> int:
-        """Index of the comma before the last event that begins in the text; -1 where there is none."""
+        """Index of the comma before the last event that begins in the text; -1 without one."""
         at = len(text)
         while (at := text.rfind(self._needle, 0, at)) >= 0:
             match = self._before.search(text, max(0, at - _BOUNDARY_BYTES), at)
@@ -174,7 +175,7 @@ class TraceText:
         return -1
 
     def _last(self, offset: int, text: bytes) -> Iterator[tuple[int, *tuple[bytes, ...]]]:
-        """The last events, one by one, and whatever follows the closing bracket."""
+        """The last events, one by one; also keeps the text after the closing bracket."""
         readable = text.decode("latin-1")  # one character per byte: positions stay the same
         decoder = json.JSONDecoder(strict=False)
         at = 0
@@ -231,7 +232,7 @@ class TraceText:
 def _inflate(
     file: IO[bytes], new: Callable[[], _Inflater], step: int, trailing: Callable[[str], None]
 ) -> Iterator[bytes]:
-    """Every member of a gzip file; `trailing` hears of an end that is not as it should be."""
+    """Decompress every member of a gzip file; `trailing` is called if its end is damaged."""
     inflater = new()
     begun = False
     while block := file.read(step):
@@ -255,7 +256,7 @@ def _inflate(
 
 
 def _salvage(path: Path, skip: int) -> Iterator[bytes]:
-    """What the standard library still gets out of a broken gzip file beyond `skip` bytes of text."""
+    """The text that the standard library can still read from a broken gzip file beyond `skip` bytes of text."""
     done = 0
     with path.open("rb") as file:
         try:
