@@ -20,15 +20,15 @@ Args = tuple[Any, ...]
 KeywordArgs = dict[str, Any]
 
 
-# Ended while a later replacement stood on top: our function, what it had replaced, whether that was inherited.
+# Replacements that ended below a later one: gpulab's function, the one it replaced, whether that was inherited.
 _buried: list[tuple[Any, Any, bool]] = []
 
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace `owner.name` by `make(original)`; at the end put the original back, unless somebody replaced ours.
+    """Replace `owner.name` by `make(original)`; at the end put the original back, unless other code replaced ours.
 
-    Where another of these contexts replaced ours, whichever ends last puts the original back.
+    If another of these contexts replaced ours, the context that ends last puts the original back.
     """
     inherited = name not in vars(owner)
     original = getattr(owner, name)
@@ -66,13 +66,13 @@ def before_calls(owner: Any, name: str, callback: Callable[[Args, KeywordArgs], 
 
 
 def remove_callback(callbacks: list[Any], ours: Any) -> None:
-    """Remove our callback from a list that somebody may have cleared."""
+    """Remove our callback from a list that other code may have cleared."""
     with suppress(ValueError):
         callbacks.remove(ours)
 
 
 class Hook:
-    """A patch that is installed and removed repeatedly, until `close`. `install` makes its context. From any thread."""
+    """A patch that is installed and removed repeatedly, until `close`. `install` makes its context. For any thread."""
 
     def __init__(self, install: Callable[[], AbstractContextManager[object]]) -> None:
         self._install = install
@@ -82,7 +82,7 @@ class Hook:
         self.is_on = False
 
     def on(self) -> None:
-        """Install it, unless it is closed."""
+        """Install the patch, unless the hook is closed."""
         with self._lock:
             if not (self.is_on or self._closed):
                 self._undo.enter_context(self._install())
@@ -94,7 +94,7 @@ class Hook:
             self._undo.close()
 
     def close(self) -> None:
-        """Remove it for good."""
+        """Remove the patch for good."""
         with self._lock:
             self._closed = True
         self.off()
@@ -111,7 +111,7 @@ class Shared:
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """The patch is installed inside."""
+        """Keep the patch installed inside the block."""
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -127,7 +127,7 @@ class Shared:
 
 
 def warnings_at_users_line() -> AbstractContextManager[None]:
-    """Inside, a warning about a line of gpulab is shown at the user's line that led there."""
+    """Inside the block, a warning about a line of gpulab is shown at the user's line that led to it."""
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
 """The two points of a training loop that several knobs hook at once: optimizer steps and outermost module calls.
 
-Each is one patch of torch for all knobs, which run in a fixed order, whatever the order in which they were entered. A
+Each is one patch of torch for all knobs. Knobs run in a fixed order, in whatever order they were entered. A
 module call is outermost when this thread is in no other module call: the model, a loss module, each network of a GAN.
 Calls made by the backward pass (activation checkpointing), and calls within a function that torch.compile or torch.jit
 compiles, are passed through.
@@ -56,17 +56,17 @@ class OptimizerHook:
         """The step begins; with a closure, the gradients are computed within it."""
 
     def after(self, optimizer: Optimizer) -> None:
-        """The step has returned; not called where it raised."""
+        """The step has returned; not called if it raised."""
 
 
 class _Here(threading.local):
-    """A thread's hooks of one point, in their order, the call in progress there, and the thread's process."""
+    """A thread's hooks of one point, in order, its call in progress, and its process."""
 
     def __init__(self) -> None:
         self.hooks: list[tuple[IntEnum, int, Any]] = []
         self.stepping: list[Optimizer] = []
         self.calling = False
-        self.process = 0  # in a forked worker it is another
+        self.process = 0  # a forked worker is another process
 
     @contextmanager
     def hooked(self, order: IntEnum, hook: object) -> Iterator[None]:
@@ -88,7 +88,7 @@ _steps, _calls = _Here(), _Here()
 
 @contextmanager
 def step_hooks(after: StepHook, before: StepHook | None = None) -> Iterator[None]:
-    """Call `before` and `after` around each step of any optimizer, on whatever thread; `after` not where it raised."""
+    """Call `before` and `after` around each step of any optimizer, on any thread; `after` not if the step raised."""
     from torch.optim import optimizer as module
 
     with ExitStack() as undo:
@@ -100,7 +100,7 @@ def step_hooks(after: StepHook, before: StepHook | None = None) -> Iterator[None
 
 @contextmanager
 def around_steps(order: HookOrder, hook: OptimizerHook) -> Iterator[None]:
-    """Call `hook` around each step on this thread; where an optimizer steps within another, only for the outer one."""
+    """Call `hook` around each step on this thread; if an optimizer steps within another, only for the outer one."""
     with _steps.hooked(order, hook), _step_patch.use():
         yield
 
@@ -145,7 +145,7 @@ def module_calls(called: Callable[[Module], None], thread: int) -> Iterator[None
     identify = get_ident
 
     def call(module: Module, args: Any) -> None:
-        if is_compiling():  # should torch.compile trace this hook all the same, it must stop here
+        if is_compiling():  # if torch.compile traces this hook nevertheless, it must stop here
             return
         if identify() == thread:
             called(module)
@@ -164,7 +164,7 @@ def module_calls(called: Callable[[Module], None], thread: int) -> Iterator[None
 def around_outermost(layer: Layer, around: Around) -> Iterator[None]:
     """Replace each outermost call on this thread by `around(module, call, args, kwargs)`.
 
-    What that returns goes to the user's code; `call(args, kwargs)` makes the call itself, or enters the next layer.
+    The result of `around` goes to the user's code; `call(args, kwargs)` makes the call itself or enters the next layer.
     """
     with _calls.hooked(layer, around), _call_patch.use():
         yield
@@ -179,13 +179,13 @@ def _hook_calls(undo: ExitStack) -> None:
     ours = _wrapper(original)
 
     def wrap_initialize(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
-        def _initialize(self: Any) -> None:  # it stores the `__call__` of the module within
+        def _initialize(self: Any) -> None:  # it stores the inner module's `__call__`
             with replaced(Module, "__call__", lambda now: original if now is ours else now):
                 initialize(self)
 
         return _initialize
 
-    skip_code(ours.__code__)  # after a graph break Dynamo is to compile what it calls, not the wrapper
+    skip_code(ours.__code__)  # after a graph break Dynamo must compile the callee, not the wrapper
     undo.enter_context(replaced(OptimizedModule, "_initialize", wrap_initialize))
     undo.callback(_tell_dynamo, ours, original)
     undo.enter_context(replaced(Module, "__call__", _wrapper))
@@ -194,7 +194,7 @@ def _hook_calls(undo: ExitStack) -> None:
 
 @cache
 def _wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Always the same function: code compiled in one run must not find another in the next."""
+    """Always the same function: code compiled in one run must find the same one in the next."""
     from torch._C import _current_graph_task_id as backward_task
     from torch._C import _get_tracing_state as tracing
     from torch._C._dynamo import eval_frame
@@ -230,7 +230,7 @@ def _through(module: Module, original: Callable[..., Any], args: tuple[Any, ...]
 def _tell_dynamo(before: Any, now: Any) -> None:
     """Let Dynamo take `now`, in place of `before`, for torch's own `Module.__call__`.
 
-    It goes straight from there to `forward`, so that compiled code does not contain our patch and stays valid after it.
+    Dynamo then goes straight to `forward`, so that compiled code does not contain gpulab's patch and stays valid.
     """
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)

@@ -1,7 +1,7 @@
 """Saves and restores the states of random number generators, so that a training draws the same numbers again.
 
-These are the global generators of Python, NumPy, torch on the CPU and, where CUDA was started, torch on each GPU, and
-any generator object that the code holds. Nothing is imported or started that the user has not.
+These are the global generators of Python, NumPy, torch on the CPU and, if CUDA was started, torch on each GPU, and any
+generator object that the code holds. Nothing is imported or started that the user's code has not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def imported_torch() -> Any:
 
 
 class Randomness:
-    """The states of the global generators when this was made."""
+    """The states of the global generators at its creation."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -35,7 +35,7 @@ class Randomness:
 
     @property
     def states(self) -> tuple[Any, ...]:
-        """For comparison: they differ once a number was drawn."""
+        """All states, for comparison: they differ once a number was drawn."""
         return self._python, self._numpy, self._torch, self._cuda
 
     def put_back(self) -> str | None:
@@ -51,7 +51,7 @@ class Randomness:
         torch.set_rng_state(self._torch)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
-        elif torch.cuda.is_initialized():  # only since then: torch had seeded the GPUs like the CPU
+        elif torch.cuda.is_initialized():  # only since then: torch seeds the GPUs like the CPU
             torch.cuda.manual_seed_all(torch.initial_seed())
         return None
 
@@ -73,7 +73,7 @@ def is_generator(kind: type) -> bool:
 
 
 def undo_of(generator: Any) -> Undo | None:
-    """A function that restores this generator's present state; None where it has none (`random.SystemRandom`)."""
+    """A function that restores this generator's present state; None if it has no state (`random.SystemRandom`)."""
     kind = type(generator)
     if issubclass(kind, random.SystemRandom):
         return None

@@ -1,1 +1,1 @@
-"""A run as a table of marks: hooks write them, and what they mean is read off them afterwards."""
+"""Holds a run as a table of marks: hooks write the marks, and steps are read from them afterwards."""

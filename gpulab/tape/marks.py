@@ -1,6 +1,6 @@
 """The marks of a run in one growing table: hooks record what happened and when, readers interpret it.
 
-The cost of one mark is measured once per process, so that no step needs extra clock reads to tell gpulab's share. It is
+The cost of one mark is measured once per process, so that gpulab's share of a step needs no extra clock reads. It is
 the time inside the mark after other memory was read, without the clock reads around it. A mark also evicts cache lines
 and so slows the code after it; `benchmarks/marks.py` measures both together.
 """
@@ -34,11 +34,11 @@ class Kind(IntEnum):
     """What happened; in brackets the mark's argument."""
 
     BEGIN = 0  # the user's code begins
-    ITER = 1  # the loop asks a DataLoader for an iterator (the loader's number)
-    ITERATOR = 2  # the loader has returned it, or raised
-    ASK = 3  # the loop asks an iterator for a batch (the loader's number)
-    GOT = 4  # the iterator has returned one (samples; -1: unknown)
-    END = 5  # the iterator had none left, or raised
+    ITER = 1  # the loop requests an iterator from a DataLoader (the loader's number)
+    ITERATOR = 2  # the loader has returned an iterator, or raised
+    ASK = 3  # the loop requests a batch from an iterator (the loader's number)
+    GOT = 4  # the iterator has returned a batch (samples; -1: unknown)
+    END = 5  # the iterator had no batch left, or raised
     UPDATED = 6  # weights have changed since the first backward pass, and no optimizer stepped
     BACKWARD = 7  # a backward pass begins (1: weights have changed since the last one, and no optimizer stepped)
     BACKWARD_END = 8
@@ -63,14 +63,14 @@ class Kind(IntEnum):
 class Tape:
     """Holds the marks of one thread. `mark(kind, argument, subject)` reads the clock and stores three numbers.
 
-    They go into a list: that costs a third of packing them between torch's operators, and nothing interrupts `extend`,
-    so no mark is ever half there. Readers pack them. A mark calls `act(t_ns, kind, argument, subject)` on its thread
-    for the kinds given to `subscribe`, and once as many marks wait for packing as `wake_at` says.
+    The numbers go into a list: that costs a third of packing them between torch's operators, and nothing interrupts
+    `extend`, so every mark is complete. Readers pack the marks. A mark calls `act(t_ns, kind, argument, subject)` on
+    its thread for the kinds passed to `subscribe`, and once as many marks wait for packing as `wake_at` says.
     """
 
     def __init__(self) -> None:
         self._waiting: list[int] = []
-        self.packed_count = 0  # marks
+        self.packed_count = 0  # number of packed marks
         self.chunks: list[Marks] = []  # packed marks, until the reader drops them
         self._prepare()
 
@@ -114,20 +114,20 @@ class Tape:
             return
         marks = np.array(waiting, np.int64).view(MARK)
         packed_count = self.packed_count + len(marks)
-        # no call from here on, so no signal in between: each mark is in exactly one of both places
+        # no call from here on, so that no signal comes in between: each mark is in exactly one of the two places
         self.packed_count = packed_count
         self.chunks += (marks,)
         del self._waiting[:count]
         self.wake_at(0)
 
     def marks(self) -> Marks:
-        """All marks, where no chunk was dropped; a copy."""
+        """A copy of all marks, if no chunk was dropped."""
         self.pack()
         return np.concatenate([*self.chunks, np.empty(0, MARK)])
 
 
 def _nothing(t_ns: int, kind: int, argument: int, subject: Any) -> None:
-    """Until somebody subscribes."""
+    """The action until `subscribe` is called."""
 
 
 CALLS = 200
@@ -136,14 +136,14 @@ _BETWEEN_BYTES = 16_384
 
 @functools.cache
 def mark_cost_ns() -> int:
-    """The cost of one mark; the first call takes less than 2 ms. A step's own cost is that times its marks."""
+    """The cost of one mark; the first call takes less than 2 ms. A step's own cost is this times its marks."""
     return round(cost_ns(Tape().mark))
 
 
 def cost_ns(
     mark: Callable[[int, int], object], clock: Callable[[], int] = perf_counter_ns, calls: int = CALLS
 ) -> float:
-    """The median cost of a call of `mark`, less that of reading the clock; medians bear short disturbances."""
+    """The median cost of a call of `mark`, minus that of reading the clock; medians are robust to disturbances."""
     between, whole, empty = bytes(_BETWEEN_BYTES), list[int](), list[int]()
     for _ in range(calls):
         between.count(b"\1")

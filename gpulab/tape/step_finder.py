@@ -1,20 +1,20 @@
-"""Finds the steps of a training loop in the marks of its hooks. Pure: it knows times, not torch.
+"""Finds the steps of a training loop in the marks of its hooks. Needs times only, no torch.
 
 It gives the same result whether it reads the marks one by one or all at once. What makes a step, best evidence first:
 
 - `gpulab.step()`: each call ends a step.
-- DataLoader and optimizer: a step begins when the loader is asked for its first batch and ends when a loader is asked
-  again after an optimizer has stepped; so gradient accumulation is one step, a GAN's two optimizers are one step.
-- optimizer alone (batches sliced from an array): from one `Optimizer.step` to the next of the same optimizer. Where
-  others step in between, the last of the first round ends a step.
+- DataLoader and optimizer: a step begins with the first request to the loader and ends with the next request to a
+  loader after an optimizer has stepped; so gradient accumulation is one step, a GAN's two optimizers are one step.
+- optimizer alone (batches sliced from an array): from one `Optimizer.step` to the next of the same optimizer. If
+  others step in between, the last optimizer of the first round ends a step.
 - DataLoader alone (inference, weights updated by hand): from one request to the next of the same loader.
 - backward passes alone (neither loader nor optimizer): from the first backward pass after an update of the weights to
   the first one after the next update; so accumulation and a GAN's two passes are one step.
 
 Batches that train nothing belong to no step: those fetched before the first backward pass, those of a whole pass over
-a loader without a backward pass, and those of a loader that has never trained once the training loader is asked again.
-A loader that begins in the middle of an accumulation is evaluation too: its batches do not count, but its time cannot
-be told from the step's.
+a loader without a backward pass, and those of a loader that has never trained, once the training loader gets its next
+request. A loader that begins in the middle of an accumulation is evaluation too: its batches do not count, but its time
+cannot be separated from the step's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gpulab.tape.step_rows import (
     steps_of_rows,
 )
 
-OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
+OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without a step of the first one
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
 AT_A_TIME = 256  # marks
 ALIKE, REPEATS = 3, 1024  # after 3 steps with equally many marks, up to 1,024 more of them are read at once
@@ -75,16 +75,16 @@ class StepFinder:
         self._rows = StepRows()
         self._training_loaders: set[int] = set()  # loaders that have fed an optimizer step
         self._backward_loaders: set[int] = set()  # loaders that have fed a step with a backward pass and no optimizer
-        self._optimizer: int | None = None  # whose steps end the run's steps
+        self._optimizer: int | None = None  # the optimizer whose steps end the run's steps
         self._other_steps = 0  # steps of other optimizers since the last one of `_optimizer`
-        self._round = 0  # most such steps between two of `_optimizer`
-        self._manual = self._by_optimizer = self._by_backward = False  # what ends steps, where no loader does
+        self._round = 0  # most such steps between two steps of `_optimizer`
+        self._manual = self._by_optimizer = self._by_backward = False  # what ends steps if no loader does
         self.feeder: int | None = None  # the first loader of the newest step that had one
         self._feeder_count = 0  # how many loaders fed that step
-        self._fed_steps = 0  # consecutive steps that a loader fed, although steps end otherwise
+        self._fed_steps = 0  # consecutive steps that a loader fed, although something else ends steps
         self._first_backward_ns = self._backward_end_ns = 0
         self._in_backward = False
-        self._first_backwards = 0  # passes in the first step that backward passes ended
+        self._first_backwards = 0  # backward passes in the first step that backward passes ended
         self.has_loader = self._has_backward = self._batch_is_step = self._stopped = False
         self._depth = self._requested_loader = self._request_ns = 0
         self._began: dict[int, int] = {}  # optimizers in the middle of a step, and since when
@@ -104,14 +104,14 @@ class StepFinder:
     def marks_until(self, count: int) -> int:
         """The fewest further marks after which there can be `count` steps.
 
-        Each mark ends at most one step, except where the steps of several optimizers turn out to be separate steps.
+        Each mark ends at most one step, unless the steps of several optimizers turn out to be separate steps.
         """
         step = self._open
         return max(1, count - len(self) - len(step.others) - (step.optimized_ns is not None))
 
     @property
     def without_optimizer(self) -> bool:
-        """Whether no optimizer has stepped and the user has marked nothing: weights may be updated by hand."""
+        """Whether no optimizer has stepped and the user has marked no step: weights may be updated by hand."""
         return self._optimizer is None and not self._manual
 
     @property
@@ -149,7 +149,7 @@ class StepFinder:
         return self._rows.newest[BATCHES] // max(1, self._feeder_count)
 
     def rows_since(self, count: int) -> Int64:
-        """Start, end, data wait (ns) and samples (-1 unknown) of the steps after so many, [n, 4]."""
+        """Start, end, data wait (ns) and samples (-1: unknown) of the steps after the first `count`, [n, 4]."""
         return live_columns(self._rows.table(count))
 
     @property
@@ -164,13 +164,13 @@ class StepFinder:
         return "DataLoader" if self.has_loader and len(self) else ""
 
     def steps(self, end_ns: int | None = None) -> Steps:
-        """All steps; once the code has ended, also a last one that did its work and met no boundary."""
+        """All steps; once the code has ended, also a last step that did its work and has no boundary."""
         if end_ns is not None:
             self._close_last_step(end_ns)
         return steps_of_rows(self._rows.table(), self._origin_ns, ended=end_ns is not None)
 
     def read(self, marks: Marks) -> None:
-        """Continue with these marks. Steps that only repeat the one before are read all at once."""
+        """Continue with these marks. Steps that only repeat the previous step are read all at once."""
         at, turn, last, alike = 0, 0, -1, 0  # `turn`: marks of the newest step, which ended at mark `last`
         state: dict[str, Any] = {}
         steps = self._rows
@@ -200,7 +200,7 @@ class StepFinder:
         return own | {"open": step, "_training_loaders": len(self._training_loaders), "_began": [*self._began]}
 
     def _repeat(self, marks: Marks, last: int, turn: int) -> int:
-        """Close a step for each turn after mark `last` that repeats the turn before it; how many marks these are."""
+        """Close a step for each turn after mark `last` that repeats the previous one; returns the number of marks."""
         near = marks[last - turn : last + 1 + REPEATS * turn]
         table = repeated_rows(near, turn, self._rows.newest, self._mark_ns)
         count = (len(table) - 1) * turn
@@ -213,7 +213,7 @@ class StepFinder:
         return max(0, count)
 
     def _read_mark(self, t_ns: int, kind: int, argument: int) -> None:
-        """Frequent kinds come first."""
+        """Read one mark; frequent kinds come first."""
         if self._stopped:
             return
         match kind:
@@ -261,7 +261,7 @@ class StepFinder:
         self._mark_count += 1
 
     def _request(self, loader: int, t_ns: int, fresh: bool) -> None:
-        """The loop asks a loader for an iterator or a batch. A loader within a loader does not count."""
+        """The loop requests an iterator or a batch from a loader. A loader within a loader does not count."""
         self._depth += 1
         if self._depth > 1:
             return
@@ -314,7 +314,7 @@ class StepFinder:
             self._by_backward = False
             return
         if len(self) == 1 and self._first_backwards < self._open.backwards:
-            self._merge_rows(0)  # a GAN updates the compared weights amid a step: the first row was a part of one
+            self._merge_rows(0)  # a GAN updates the compared weights amid a step: the first row was part of a step
         if not len(self):
             self._first_backwards = self._open.backwards
         self._close(t_ns)
@@ -349,7 +349,7 @@ class StepFinder:
             step.evaluations += (loader,)
 
     def _next_batch(self, loader: int, t_ns: int, fresh: bool) -> None:
-        """Without an optimizer the same loader's next batch begins a step; another loader's belongs to the open one."""
+        """Without an optimizer the same loader's next batch begins a step; other loaders' batches belong to this step."""
         step = self._open
         if step.exhausted is not None and step.exhausted not in step.feeders:  # zip: the other loader had none left
             self._open = open_step(t_ns)
@@ -366,7 +366,7 @@ class StepFinder:
     def _is_evaluation(self, loader: int, fresh: bool) -> bool:
         """Whether the batches of the open step, with which no optimizer stepped, were evaluation."""
         step = self._open
-        if step.backwards:  # an accumulation, unfinished at the end of an epoch that an evaluation followed
+        if step.backwards:  # an unfinished accumulation at the end of an epoch, followed by an evaluation
             return fresh and bool(step.evaluations) and loader not in step.evaluations
         if loader in step.feeders:
             return fresh or step.exhausted is not None
@@ -423,11 +423,11 @@ class StepFinder:
             self._close(step.optimized_ns)
 
     def _other_optimizer(self, optimizer: int, end_ns: int) -> None:
-        """Another optimizer has stepped: as a part of this step, or because a new loop with its own has begun."""
+        """Another optimizer has stepped: as part of this step, or because a new loop with this optimizer has begun."""
         self._other_steps += 1
         if self._by_optimizer and not self._manual:
             self._open.others += ((optimizer, end_ns, self._open.row[:]),)
-        sole = self._by_optimizer and self._round == 0 and len(self) >= 2  # so far no other optimizer has stepped
+        sole = self._by_optimizer and self._round == 0 and len(self) >= 2  # no other optimizer has stepped so far
         if self._other_steps > (1 if sole else OPTIMIZER_RETIRES_AFTER):
             self._optimizer, self._other_steps, self._round = optimizer, 0, 0
             self._split_step()
@@ -470,7 +470,7 @@ class StepFinder:
         return 0 if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.feeders) else ahead  # list(loader)
 
     def _is_fed_by_loader(self) -> bool:
-        """Whether a loader feeds the loop after all: two steps in a row have batches. One alone is an evaluation."""
+        """Whether a loader feeds the loop after all: two steps in a row have batches. A single one is an evaluation."""
         step = self._open
         self._fed_steps = self._fed_steps + 1 if step.row[BATCHES] else 0
         if self._fed_steps < 2:
@@ -479,7 +479,7 @@ class StepFinder:
         return self._fed_steps >= 2
 
     def _close_last_step(self, end_ns: int) -> None:
-        """Close a last step that did its work. The last update by hand leaves no mark: it ends at its backward pass."""
+        """Close a last step that did its work. A last update by hand has no mark: its step ends at the backward pass."""
         step, at_ns = self._open, None
         if self._manual:
             return

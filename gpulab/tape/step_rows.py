@@ -21,7 +21,7 @@ COLUMNS = 10
 START, END, WAIT, OPTIMIZER, BATCHES, SAMPLES, OWN, PHASE, FLAGS, FEEDER = range(COLUMNS)
 EPOCH_START, PROFILER_EDGE, PARTIAL = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE), int(StepFlag.PARTIAL)
 COMPILED = int(StepFlag.COMPILE)
-EXHAUSTED_FIRST = 1 << 8  # a flag of our own: the step's loader had no batch left when the optimizer stepped
+EXHAUSTED_FIRST = 1 << 8  # a flag of this module: the step's loader had no batch left when the optimizer stepped
 UNKNOWN = -(1 << 40)
 PACKED = 4_096  # rows in a compressed block; at least as many of the newest rows are not compressed
 
@@ -30,15 +30,15 @@ class OpenStep(Struct, gc=False):
     """The step that has not ended yet, and the row that it becomes. Rarely used fields are empty tuples."""
 
     row: list[int]
-    has_request: bool = False  # some loader was asked for an iterator or a batch
-    feeders: tuple[int, ...] = ()  # loaders that gave a batch, in order, each once
+    has_request: bool = False  # some loader got a request
+    feeders: tuple[int, ...] = ()  # loaders that returned a batch, in order, each once
     evaluations: tuple[int, ...] = ()  # loaders that began amid an accumulation: they evaluate
-    exhausted: int | None = None  # the loader that had no batch left, if that was the last answer
-    exhausted_first: bool = False  # it already had none left when the optimizer stepped
+    exhausted: int | None = None  # the loader whose last answer was that it has no batch left
+    exhausted_first: bool = False  # that loader had no batch left when the optimizer stepped
     backwards: int = 0  # backward passes
     optimized_ns: int | None = None  # end of the last optimizer step within
     batches_when_optimized: int = -1
-    others: tuple[tuple[int, int, list[int]], ...] = ()  # steps of other optimizers: which, end, the row at that time
+    others: tuple[tuple[int, int, list[int]], ...] = ()  # steps of other optimizers: optimizer, end, the row then
 
     def prepend(self, rows: Int64) -> None:
         """Add rows that turn out to be the beginning of this step."""
@@ -128,7 +128,7 @@ _STEADY = re.compile(b"(AO*G|BO*E|S(O|BO*E)*D|O)+")
 def repeated_rows(marks: Marks, turn: int, newest: list[int], mark_ns: int) -> Int64:
     """One row for each of the turns of `turn` marks that repeat the first, which made the row `newest`.
 
-    `marks` begin with the mark that ended the turn before. Without rows where the turns cannot be read at once.
+    `marks` begin with the mark that ended the previous turn. No rows if the turns cannot be read at once.
     """
     nothing: Int64 = np.empty((0, COLUMNS), np.int64)
     kind, argument = marks["kind"][1:], marks["argument"][1:]
@@ -206,13 +206,13 @@ def prefetch_count(table: Int64, loader: int) -> int:
 
 
 def _with_unknown(table: Int64) -> Int64:
-    """The samples of a step are -1 where those of one of its batches are unknown."""
+    """Set the samples of a step to -1 if those of one of its batches are unknown."""
     table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
     return table
 
 
 def _give_back_batch(table: Int64, row: int) -> None:
-    """Move a batch from an epoch's first step to its last: a loop that fetches ahead (Accelerate) took two there."""
+    """Move a batch from an epoch's first step to its last: a loop that fetches ahead (Accelerate) takes two first."""
     epochs = np.flatnonzero(table[: row + 1, FLAGS] & EPOCH_START)
     first = int(epochs[-1]) if len(epochs) else row
     if first == row or table[first, BATCHES] < 2:
