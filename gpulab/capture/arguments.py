@@ -1,6 +1,6 @@
 """Reads the arguments of marks while the loop runs: which loader, how many samples, whether weights changed by hand.
 
-Where no optimizer steps, a change of the weights by hand makes a batch a training step.
+If no optimizer steps, a change of the weights by hand makes a batch a training step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Keys:
         sampler = getattr(owner, "_index_sampler", None)
         shared = sampler if sampler is not None else owner
         entry = self._numbers.get(id(shared))
-        if entry is not None and entry[0]() is shared:  # an id is used again when its object is gone
+        if entry is not None and entry[0]() is shared:  # an id is reused when its object is gone
             return entry[1]
         self._count += 1
         self._numbers[id(shared)] = (_reference(shared), self._count)
@@ -45,7 +45,7 @@ class Keys:
 
 
 def _reference(target: Any) -> Callable[[], Any]:
-    """Weak where possible; a list of batches has no weak references and stays alive for the run."""
+    """A weak reference if possible; a list of batches has none and stays alive for the run."""
     try:
         return weakref.ref(target)
     except TypeError:
@@ -76,7 +76,7 @@ class Arguments:
         self._updates = UpdateDetector()
 
     def loader(self, args: Args, kwargs: KeywordArgs) -> int:
-        """The number of the loader; an update of the weights by hand gets a mark of its own before."""
+        """The loader's number; before it, an update of the weights by hand gets its own mark."""
         if self._updates.first is not None:
             if not self._evidence().undecided:
                 self._updates.first = None
@@ -103,7 +103,7 @@ class Arguments:
         return self._updates.before(root)
 
     def grad(self, args: Args, kwargs: KeywordArgs) -> int:
-        """As `backward`, for which `torch.autograd.grad` may stand where weights are updated by hand."""
+        """As `backward`: `torch.autograd.grad` may replace it if weights are updated by hand."""
         self._note_create_graph(args, kwargs, _CREATE_GRAPH_OF_GRAD)
         return self._is_by_hand() and self._updates.before(args[0] if args else kwargs.get("outputs"))
 
@@ -120,7 +120,7 @@ class Arguments:
         return id(args[1] if len(args) > 1 else kwargs.get("optimizer"))
 
     def samples(self, batch: Any) -> int:
-        """Samples in a batch, usually a list of tensors; -1: unknown. The cost of timing it gets a mark before."""
+        """Samples in a batch, usually a list of tensors; -1: unknown. Before it, the cost of timing gets a mark."""
         if self._clock is not None and self._clock.own_ns:
             self._tape.note(Kind.OWN, self._clock.own_ns)
             self._clock.own_ns = 0
@@ -147,11 +147,11 @@ def _samples_of_any(batch: Any) -> int:
 _NODES = 1000
 _COMPARED = 4  # tensors, until one of them changes: the gradient of the last bias may be zero
 _PATIENCE = 16  # backward passes without a change after which other tensors are compared
-_ALIKE = 4  # updates in a row with equally many backward passes show the loop's rhythm
+_ALIKE = 4  # consecutive updates with equally many backward passes show the loop's rhythm
 
 
 class _Weights(Struct, frozen=True):
-    """A tensor at some time: its version, which writes through `.data` do not raise, and a few of its values."""
+    """A tensor at some time: its version, which writes through `.data` do not change, and a few values."""
 
     leaf: Callable[[], Any]
     version: int
@@ -167,11 +167,11 @@ class _Weights(Struct, frozen=True):
 
 
 class UpdateDetector:
-    """Tells at each backward pass whether weights have changed since the one before, or since the first one.
+    """Detects at each backward pass whether weights have changed since the previous pass, or since the first.
 
     It compares tensors near the loss, whose gradients are seldom zero: the first one of them that changes or, with
     functional updates, is replaced by another. On a GPU reading values waits for the device; once `Rhythm` knows how
-    many backward passes an update has, they are only counted there.
+    many backward passes an update has, passes on a GPU are only counted.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class UpdateDetector:
         """A backward pass from `root` begins: whether it is the first after an update. False in a graph capture."""
         try:
             return not in_graph_capture() and self._is_first(root)
-        except Exception:  # a user's tensor type may refuse anything
+        except Exception:  # a user-defined tensor type may raise at any call
             return False
 
     def _is_first(self, root: Any) -> bool:
@@ -226,11 +226,11 @@ class UpdateDetector:
         return True
 
     def _is_new(self, leaf: Any) -> bool:
-        """Whether a functional update has made this tensor in place of the compared one."""
+        """Whether a functional update has made this tensor to replace the compared one."""
         from torch.nn import Parameter
 
         compared = self._compared[0].leaf()
-        recurs = self._leaves.get(id(leaf), lambda: None)() is leaf  # an id is used again when its object is gone
+        recurs = self._leaves.get(id(leaf), lambda: None)() is leaf  # an id is reused when its object is gone
         alike = compared is None or leaf.shape == compared.shape
         return not recurs and alike and not isinstance(leaf, Parameter)
 
@@ -241,7 +241,7 @@ class UpdateDetector:
 
 
 class Rhythm:
-    """How many backward passes an update has, once that was the same a few times. Pure."""
+    """How many backward passes an update has, once that number was the same a few times."""
 
     def __init__(self) -> None:
         self.size = 0  # 0: unknown

@@ -1,6 +1,6 @@
 """Times the batches of a run where they are made, and adds the times at which the training loop got them.
 
-During a run methods of torch's iterators are wrapped (`hooks.LOADING`), at the class, so that the copies of loaders
+During a run methods of torch's iterators are wrapped (`torch_hooks.LOADING`), at the class, so that copies of loaders
 that knobs make are timed too. While a loader's workers start, its `worker_init_fn` is replaced. A batch is identified
 by its worker and a number: torch returns the batches of one worker in the order in which they were made.
 """

@@ -20,8 +20,8 @@ from gpulab.intervals import measure
 from gpulab.run import Choice, Device, Memory, Missing, Samples, Timeline
 from gpulab.timeline.labels import labels
 
-READING_SHARE = 0.005  # of the time, at most, for readings
-APART_NS = 20_000_000  # at least between readings at the same place of a step
+READING_SHARE = 0.005  # share of the time, at most, for readings
+APART_NS = 20_000_000  # least time between readings at the same place of a step
 _ALLOCATED = "GPU memory allocated by tensors"
 
 
@@ -35,10 +35,10 @@ class _Reading(Struct, frozen=True):
 
 
 class PeakMemory:
-    """The peaks of one run, which begins when this is made. Makes no CUDA context and resets nothing.
+    """The peaks of one run, which begins at its creation. Makes no CUDA context and resets nothing.
 
-    torch keeps one peak per process. Where an earlier run had a higher peak, this run's is not known exactly: then the
-    highest reading before backward passes and at step boundaries takes its place.
+    torch keeps one peak per process. If an earlier run had a higher peak, this run's peak is not known exactly: then
+    the highest reading before backward passes and at step boundaries takes its place.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class PeakMemory:
         self._sample(1)
 
     def busiest(self) -> int | None:
-        """The GPU on which memory grew most during the run; None where it grew nowhere."""
+        """The GPU on which memory grew most during the run; None if it grew on none."""
         grown = [(self._on_gpu(i)[0] or 0) - self._start(i).allocated for i in range(len(_readings() or ()))]
         most = max(grown, default=0)
         return grown.index(most) if most > 0 else None
@@ -73,9 +73,9 @@ class PeakMemory:
         return memory, missing
 
     def _on_gpu(self, index: int) -> tuple[int | None, int | None, tuple[Missing, ...]]:
-        """The peaks of allocated and of reserved memory there.
+        """The peaks of allocated and of reserved memory on that GPU.
 
-        Where an earlier run of this process hides one, the highest reading, which is a lower bound.
+        If an earlier run of this process hides a peak, the highest reading replaces it, which is a lower bound.
         """
         now = _readings()
         has_reading = now is not None and index < len(now)
@@ -86,7 +86,7 @@ class PeakMemory:
             return None, None, (Missing(f"peak of the {_ALLOCATED}", why, key="memory"),)
         allocated, reserved = self._most.get(index, (0, 0))
         allocated, reserved = max(allocated, after.allocated), max(reserved, after.reserved)
-        # where memory was at its peak when the run began, any higher peak belongs to the run
+        # if memory was at its peak when the run began, any higher peak belongs to the run
         if after.allocated_peak > before.allocated_peak or before.allocated_peak == before.allocated:
             exact = after.reserved_peak > before.reserved_peak or before.reserved_peak == before.reserved
             return after.allocated_peak, after.reserved_peak if exact else reserved, ()
@@ -161,7 +161,7 @@ def working_gpus(timeline: Timeline | None) -> list[int]:
 def other_device(
     device: Device, worked: Sequence[int], samples: Samples
 ) -> tuple[Device, Samples, Choice, tuple[Missing, ...]] | None:
-    """The busiest GPU, the curves without those of the assumed one, and notes; None where that one worked itself.
+    """The busiest GPU, the curves without those of the assumed GPU, and notes; None if the assumed GPU worked.
 
     `worked` are numbers of GPUs, the busiest first.
     """

@@ -1,7 +1,7 @@
 """Describes the DataLoaders of a run: their settings, the user's lines that make batches, and failures of workers.
 
-Nothing of the user's is changed. Where stacks in workers are not sampled, the user's lines are the nearest hint at a
-cause. Failures: a worker dies, or none can start because their code is in a notebook.
+No object of the user's code is changed. If stacks in workers are not sampled, the user's lines are the nearest hint at
+a cause. Failures: a worker dies, or none can start because its code is in a notebook.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Facts(Struct):
     lines: dict[str, Spot | None]  # of `lines_of_batches`
     emptiness: str  # why it would return no batch
     tensors: int | None = None  # in its first batch
-    feeds: bool = False  # it feeds the steps, or has fed them
+    feeds: bool = False  # it feeds or has fed the steps
 
 
 class Loaders:
@@ -63,7 +63,7 @@ class Loaders:
         self._has_batch = False
 
     def add(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
-        """Describe a loader that begins an epoch; None where that is impossible. `feeder` is the one of the steps."""
+        """Describe a loader that begins an epoch; None if that is impossible. `feeder`: the steps' loader."""
         if not (hasattr(owner, "num_workers") or hasattr(owner, "_num_workers")):
             return None
         loader = loader_record(owner)
@@ -77,11 +77,11 @@ class Loaders:
 
     @property
     def is_described(self) -> bool:
-        """Whether any could be described."""
+        """Whether any loader could be described."""
         return bool(self._facts)
 
     def of(self, number: int | None) -> _Facts | None:
-        """The loader of that number; None where it is unknown."""
+        """The loader of that number; None if unknown."""
         return self._facts.get(number) if number is not None else None
 
     def exhausted(self, number: int) -> None:
@@ -103,7 +103,7 @@ class Loaders:
         return sum(each.feeds and each.loader == self.record for each in self._facts.values()) > 1
 
     def feeds(self, number: int | None) -> Loader | None:
-        """Record that this loader feeds the steps; None where it is unknown."""
+        """Record that this loader feeds the steps, and return it; None if unknown."""
         facts = self.of(number)
         if facts is None:
             return None
@@ -132,7 +132,7 @@ def samples_in(batch: Any) -> int | None:
     """Samples in a batch: the first dimension of the first array in it; None without an array.
 
     Collate functions may also return a list of samples (tuples), or its transpose `tuple(zip(*samples))`, as for
-    detection models. There the samples are counted.
+    detection models. Then the samples are counted.
     """
     if isinstance(batch, list | tuple) and batch and type(batch[0]) is tuple and type(batch[-1]) is tuple:
         if type(batch) is list:
@@ -222,7 +222,7 @@ class Workers:
         if why is None:
             return
         self._cannot_start = Missing("data from the DataLoader's workers", why, now_ns, "workers")
-        with suppress(OSError, ValueError, AttributeError):  # a standard error that is closed or not there
+        with suppress(OSError, ValueError, AttributeError):  # standard error is closed or missing
             sys.stderr.write(f"gpulab: {why}.\n")
 
     def fail(self, error: str, now_ns: int, iterator: Any = None) -> None:
@@ -232,17 +232,17 @@ class Workers:
             self._death = Missing("data from a DataLoader worker", how, now_ns, "loader")
 
     def missing(self, *, fed: bool) -> tuple[Missing, ...]:
-        """What is missing for that reason. `fed`: the run had batches, so that the workers did start after all."""
+        """What is missing because of failures. `fed`: the run had batches, so the workers did start after all."""
         predicted = self._cannot_start if self._death is not None or not fed else None
         return tuple(m for m in (self._death, predicted) if m is not None)
 
 
 @contextmanager
 def ignoring_worker_deaths() -> Iterator[None]:
-    """Inside, torch does not raise that a worker died, which it would do in the middle of gpulab's own work.
+    """Inside the block, torch does not raise that a worker died, which would interrupt gpulab's own work.
 
-    Its signal handler checks all workers, also those of earlier cells, whenever any child process ends, as gpulab's do
-    at the end of a run. A loader without a worker will still say so at its next batch.
+    torch's signal handler checks all workers, including those of earlier cells, whenever any child process ends, as
+    gpulab's children do at the end of a run. A loader that lost a worker still raises at its next batch.
     """
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -267,7 +267,7 @@ def ignoring_worker_deaths() -> Iterator[None]:
 def death(error: str, iterator: Any = None) -> str | None:
     """Which worker died and how, according to torch's message `error`; None for any other error.
 
-    `iterator` is the DataLoader's; its processes tell more than the message.
+    `iterator` is the DataLoader's; its processes show more than the message.
     """
     match = _DEATH.search(error)
     if match is None:
@@ -289,7 +289,7 @@ def _how(code: int) -> str:
 
 
 def cannot_start(loader: Any) -> str | None:
-    """Why the workers that a DataLoader is about to start will fail; None where they should work.
+    """Why the workers that a DataLoader is about to start will fail; None if they should work.
 
     A worker that is not forked imports what it needs by name, but cannot import a notebook, whose `__main__` is no
     file. This check starts and pickles nothing.

@@ -22,11 +22,11 @@ from gpulab.capture.places import users_frames, users_stack
 from gpulab.capture.stack_reader import Spot, Stack
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, owners
 
-_TRIES = 8  # backward passes that are followed: the first one may belong to another loop
-_UPDATES = 32  # that are examined: by then a loop has used all its optimizers
-_CALLERS = 8  # functions outwards
+_TRIES = 8  # backward passes to follow: the first one may belong to another loop
+_UPDATES = 32  # updates to examine: by then a loop has used all its optimizers
+_CALLERS = 8  # functions to follow outwards
 _INSIDE = 32  # values of a container that are examined
-_DEEP = 3  # functions of the user's that a function calls
+_DEEP = 3  # depth of user functions that a function calls
 _UNREADABLE = frozenset({"locals", "vars", "exec", "eval"})  # reading the frame of such code could change what it holds
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -47,10 +47,10 @@ class LoopLines:
         self.needed: set[Spot] = set()  # lines from which the loss is computed; empty: unknown
         self._updates = 0
         self.update: Stack = ()  # from the loop to its last update, outermost first; empty without an optimizer
-        self.step_lines: set[Spot] = set()  # of the loop over steps: its updates and requests to loaders
+        self.step_lines: set[Spot] = set()  # lines of the loop over steps: its updates and requests to loaders
 
     def backward(self, frame: FrameType | None) -> None:
-        """A backward pass is called from here. A fault of gpulab, or code that cannot be read, yields nothing."""
+        """A backward pass is called from `frame`. An error in gpulab, or unreadable code, yields nothing."""
         if self._batch or self._tries >= _TRIES:
             return
         self._tries += 1
@@ -61,7 +61,7 @@ class LoopLines:
             self.needed.clear()
 
     def updated(self, frame: FrameType | None) -> None:
-        """An optimizer has stepped, called from here; of several in one function the last counts."""
+        """An optimizer has stepped, called from `frame`; of several in one function the last counts."""
         if self._updates >= _UPDATES:
             return
         self._updates += 1
@@ -71,7 +71,7 @@ class LoopLines:
             self.update = stack
 
     def add_request(self, frame: FrameType | None) -> None:
-        """A loader was asked for a new iterator from here."""
+        """A new iterator was requested from a loader, called from `frame`."""
         if len(self.step_lines) < _UPDATES:
             self.step_lines.update(users_stack(frame))
 
@@ -90,7 +90,7 @@ class LoopLines:
 
 
 def _later(stack: Stack, reference: Stack) -> bool:
-    """Whether `stack` is later in the same function where both first differ, from the outermost line inwards."""
+    """Whether both stacks first differ, from the outermost line, in one function, and `stack` is later there."""
     for (file, line, function), (its_file, its_line, its_function) in zip(stack, reference, strict=False):
         if (file, function) != (its_file, its_function) or line < its_line:
             return False
@@ -100,7 +100,7 @@ def _later(stack: Stack, reference: Stack) -> bool:
 
 
 def _batch_lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Spot]:
-    """The lines that make a batch, from the innermost function outwards, as long as followed names are arguments.
+    """The lines that make a batch, from the innermost function outwards, as long as the followed names are arguments.
 
     `needed` gets the lines of the model's work, too.
     """
@@ -199,7 +199,7 @@ def _of(where: list[ast.AST], gives: list[Any], reads: list[Any]) -> Statement:
 
 
 def _target_names(target: ast.AST) -> Iterator[str]:
-    """The names that a target assigns, or a part of whose value it assigns."""
+    """The names that a target assigns in whole or in part."""
     if isinstance(target, ast.Tuple | ast.List):
         for element in target.elts:
             yield from _target_names(element)
@@ -276,7 +276,7 @@ class _Names:
         self._is_copy = type(self._locals) is dict and self._locals is not frame.f_globals
 
     def close(self) -> None:
-        """Before Python 3.13 a frame keeps this copy of its locals, and with it the graph of a loss: empty it."""
+        """Before Python 3.13 a frame keeps this copy of its locals, and with it a loss's graph: empty the copy."""
         if self._is_copy and sys.getrefcount(self._locals) <= 3:  # nobody else refers to it
             self._locals.clear()
         self._locals = self._globals = {}
@@ -292,7 +292,7 @@ class _Names:
 
 
 def _trains(value: Any, depth: int = 0) -> bool:
-    """Whether that is a network, an optimizer, a tensor that needs gradients, or a function that uses one of these."""
+    """Whether a value is a network, an optimizer, a tensor with gradients, or a function that uses one of these."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
 """Finds pauses of the training: saving, evaluation, garbage collection, compiling.
 
-It works in every step, so it must be cheap: pauses of less than a millisecond are only counted. `hooks.py` times
-saving, garbage collection and compiling; evaluation is found in the marks.
+This runs in every step, so it must be cheap: pauses of less than a millisecond are only counted. `torch_hooks.py`
+times saving, garbage collection and compiling; evaluation is found in the marks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gpulab.tape.marks import Kind, Marks
 # few, and each is intended
 _ALWAYS_RECORDED: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")
 
-_MOST_OFF = 200_000  # times of switches; they show well enough what a run does without gradients
-_FEW_MARKS = 32  # so few are read one by one
+_MOST_OFF = 200_000  # times of switches: enough to show what a run does without gradients
+_FEW_MARKS = 32  # at most so many marks are read one by one
 _TURNS = (Kind.ITER, Kind.ITERATOR, Kind.END, Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN, Kind.STOP)
 
 
@@ -46,7 +46,7 @@ class Stretch(Struct, frozen=True):
 
 
 class Pauses:
-    """Collects the pauses of one run, on the thread that made this."""
+    """Collects the pauses of one run, on the thread that created it."""
 
     def __init__(self) -> None:
         self._thread = get_ident()
@@ -152,7 +152,7 @@ class Pauses:
     def finish(self, starts_ns: NDArray[np.int64], *, trains: bool, loop: Stack = ()) -> tuple[PauseSum, ...]:
         """End the run; returns sums of the short pauses. `starts_ns`: of its steps, [n]. `loop`: lines of an update.
 
-        `trains`: where nothing is trained, loading and code without gradients are the job itself and no evaluation.
+        `trains`: if nothing is trained, loading and code without gradients are the job itself and no evaluation.
         """
         self.over = True
         self._add_passes(self._passes.finish())
@@ -219,7 +219,7 @@ def _recompiled_because() -> dict[str, str]:
         compilations = {
             str(m.compile_id): (m.co_name, getattr(m, "recompile_reason", None)) for m in metrics if m.co_name
         }
-    except Exception:  # torch's own bookkeeping: it has changed its shape before
+    except Exception:  # torch's internal data, whose shape has changed before
         return {}
     return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in compilations.items()}
 
@@ -229,7 +229,7 @@ _END = 1 << 62
 
 
 class _Span(Struct, frozen=True):
-    """Time in evaluation mode without training. `function`: file and name; None where training ended it."""
+    """Time in evaluation mode without training. `function`: file and name; None if training ended it."""
 
     start_ns: int
     end_ns: int
@@ -237,7 +237,7 @@ class _Span(Struct, frozen=True):
 
 
 class EvalMode:
-    """From `model.eval()` to `model.train()`: how far an evaluation reaches beyond the code without gradients."""
+    """Finds how far an evaluation, from `eval()` to `train()`, reaches beyond the code without gradients."""
 
     def __init__(self) -> None:
         self.began: tuple[int, tuple[str, str] | None] | None = None
@@ -254,14 +254,14 @@ class EvalMode:
             self._add_stretch(_Span(began_ns, t_ns, function if function == began_in else None))
 
     def train(self, t_ns: int) -> None:
-        """A backward pass, or an optimizer has stepped: evaluation is over."""
+        """A backward pass has begun or an optimizer has stepped: evaluation is over."""
         if self.began is not None:
             start_ns, _ = self.began
             self.began = None
             self._add_stretch(_Span(start_ns, t_ns, None))
 
     def widened(self, evaluations: Sequence[Stretch], loop: Stack) -> tuple[Stretch, ...]:
-        """Extend evaluations to the start of evaluation mode, and in a function outside of the loop also to its end."""
+        """Extend evaluations to the start of evaluation mode, and in a function outside the loop also to its end."""
         self.train(_END)
         training = {(file, function) for file, _, function in loop}
         starts = [span.start_ns for span in self._spans]
@@ -300,18 +300,18 @@ class Pass(Struct, eq=False):
 
 
 class Passes:
-    """Finds passes over a loader that are evaluation; its methods return those that have turned out to be so."""
+    """Finds passes over a loader that are evaluation; its methods return passes now known to be evaluation."""
 
     def __init__(self) -> None:
         self._open: dict[int, Pass] = {}  # by loader, the newest answer last
-        self._ended: list[Pass] = []  # ended without training since the last request; its batch may yet be trained on
-        self._abandoned: list[Pass] = []  # open while training goes on: left early, unless the loader is asked again
+        self._ended: list[Pass] = []  # ended without training since the last request; its batch may still be trained on
+        self._abandoned: list[Pass] = []  # open while training goes on: left early, unless the loader gets a request
         self._feeders: set[int] = set()
         self._asking: list[int] = []
         self.steady = False  # the only open pass feeds the training, and none has begun or ended since
 
     def request(self, loader: int, t_ns: int, *, fresh: bool, spot: Spot | None = None) -> tuple[Pass, ...]:
-        """The loop asks a loader for a batch, or for a new iterator."""
+        """The loop requests a batch or a new iterator from a loader."""
         self._asking.append(loader)
         if len(self._asking) > 1:  # a loader within a loader
             return ()
@@ -359,12 +359,12 @@ class Passes:
             self._ended.append(newest)
 
     def train(self) -> tuple[Pass, ...]:
-        """Training goes on, with a batch of a loader that has fed it before, else of the one that answered last."""
+        """Training goes on, with a batch of a loader that has fed it before, else of the loader that answered last."""
         if len(self._open) == 1 and next(iter(self._open.values())).trains:
             self.steady = True  # nearly always
             return ()
         active = [p for p in self._open.values() if p.batches]
-        if not active:  # the batch is of a pass that has ended: Accelerate asks for the end ahead
+        if not active:  # the batch is of an ended pass: Accelerate requests the end ahead
             self._feeders.update(p.loader for p in self._ended)
             self._ended = []
             return ()
@@ -381,7 +381,7 @@ class Passes:
         return tuple(p for p in settled if p.loader not in self._feeders)
 
     def read_steady(self, marks: Marks) -> bool:
-        """Read marks in which the only open pass feeds the training; False, and nothing read, where there is more."""
+        """Read marks in which the only open pass feeds the training; False, and nothing read, if there is more."""
         if not self.steady or self._ended or self._abandoned or len(self._asking) > 1:
             return False
         newest = next(iter(self._open.values()))
@@ -406,11 +406,11 @@ class Passes:
         return evaluated
 
 
-SHORTEST_NS = 1_000_000  # of a pause that is recorded by itself
+SHORTEST_NS = 1_000_000  # of a pause that is recorded individually
 MOST = 10_000
 SHORT_MOST = 2_000
-_FEWEST = 4  # ours: fewer short ones at a line may be chance
-USUAL = 0.5  # of the steps: what happens in more of them is a part of training
+_FEWEST = 4  # ours: fewer short pauses at a line may be chance
+USUAL = 0.5  # of the steps: a stretch that occurs in more of them is part of training
 
 
 class GradOff:
@@ -419,9 +419,9 @@ class GradOff:
     def __init__(self) -> None:
         self.depth = 0  # of nested switches
         self._start_ns = 0
-        self.off_ns = array("q")  # start and end of the first stretches, by turns
+        self.off_ns = array("q")  # start and end of the first stretches, alternating
         self._stretches: list[Stretch] = []
-        self._short: list[Stretch] = []  # the first ones: they only show whether most steps have one at that line
+        self._short: list[Stretch] = []  # the first ones, to see whether most steps have one at that line
 
     def enter(self, t_ns: int) -> None:
         """Gradients are switched off."""
@@ -445,13 +445,13 @@ class GradOff:
             self._stretches.append(Stretch(self._start_ns, t_ns, spot))
 
     def train(self) -> None:
-        """A backward pass, or an optimizer has stepped: the stretch around it is no evaluation."""
+        """A backward pass has begun or an optimizer has stepped: the current stretch is no evaluation."""
         self.depth = 0
 
     def evaluations(self, passes: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> tuple[Stretch, ...]:
         """The stretches and passes over a loader that are evaluation. `starts_ns`: of the run's steps, [n].
 
-        A pass within a stretch gets that stretch's length: its last batch is worked on after the loader's last answer.
+        A pass within a stretch gets the stretch's length: the work on its last batch follows the loader's last answer.
         """
         usual = {line[0].spot for line in _by_line(self._short) if len(line) >= _FEWEST and _usual(line, starts_ns)}
         lines = [line for line in _by_line(self._stretches) if line[0].spot not in usual]
@@ -478,6 +478,6 @@ def _by_line(stretches: Sequence[Stretch]) -> Iterable[list[Stretch]]:
 
 
 def _usual(stretches: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> bool:
-    """Whether most of the steps so far contain one."""
+    """Whether most of the steps so far contain a stretch."""
     steps = np.searchsorted(starts_ns, [s.start_ns for s in stretches], side="right")
     return len(np.unique(steps)) > USUAL * int(np.searchsorted(starts_ns, stretches[-1].end_ns, side="right"))

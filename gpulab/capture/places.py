@@ -1,6 +1,6 @@
 """Finds the user's own lines in a stack, and names them as the user sees them.
 
-Only names and numbers of a frame are stored, and no frame, code object or other object of the user's.
+Only names and numbers of a frame are stored, but no frame, code object or other object of the user's code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST_SOURCE = 50_000  # lines: a longer one is not parsed
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _COMPOUND = (*_LOOPS, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-AROUND = 4  # lines of an excerpt above a line, and below it
+AROUND = 4  # lines of an excerpt above and below a line
 
 
 def users_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -109,7 +109,7 @@ class Naming:
         return Place(name, line + above, function, _text(lines, line), units)
 
     def _source(self, file: str) -> tuple[str, list[str], int]:
-        """The file's name for the user, its lines, and how many lines precede them where the user sees them."""
+        """The file's name for the user, its lines, and how many lines precede them in what the user sees."""
         if file == CELL_WITHOUT_IPYTHON:
             return CELL, self._code, 0
         lines = linecache.getlines(file)
@@ -132,7 +132,7 @@ def _cut(text: str) -> str:
 def _alike(compiled: list[str], code: list[str]) -> bool:
     """Whether IPython has compiled this code as those lines. It drops empty lines at the top and translates its syntax.
 
-    The text is the only mark of a cell that runs on a thread, from a panel or in a later call know as well.
+    The text identifies a cell even if it runs on a thread, from a panel or in a later call.
     """
     a = [line.strip() for line in compiled[_blank(compiled) :]]
     b = [line.strip() for line in code[_blank(code) :]]
@@ -168,7 +168,7 @@ def units_of(lines: Sequence[str], line: int) -> tuple[Lines, ...]:
     """The units around this line within its function, innermost first: its statement of several lines, and loops."""
     units: list[Lines] = []
     tree = _tree("\n".join(text.rstrip("\n") for text in lines)) if len(lines) <= _LONGEST_SOURCE else None
-    for node in ast.walk(tree) if tree is not None else ():  # from outside inwards
+    for node in ast.walk(tree) if tree is not None else ():  # outermost first
         if not isinstance(node, ast.stmt) or not node.lineno <= line <= (last := node.end_lineno or 0):
             continue
         if isinstance(node, _SCOPES):

@@ -4,7 +4,8 @@ The host may be hundreds of launches ahead of the GPU, so its own clock says lit
 boundary completes when the GPU has finished all earlier launches, which is how a trace defines a step too
 (`timeline.launches`). The time between two events is that of the steps between them, and nothing waits for the GPU.
 
-torch does not tell the number of events while it records, so the memory of a session is estimated from the process's.
+torch does not report the number of events while it records, so a session's memory is estimated from that of the
+process.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gpulab.patching.attributes import replaced
 from gpulab.run import Int64
 from gpulab.trace.profiler_result import CLOCK_MARK, Recording
 
-ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
+ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # next to torch's "enumerate(DataLoader)#….__next__"
 # What torch 2.13 writes to fd 2 about a session of gpulab, the second line if the user's profiler has replaced it.
 _KINETO_LINE = re.compile(
     rb"^(?:USDT:.*profiler_(?:start|stop)|\[W.*disableProfiler called but no active profiling"
@@ -40,22 +41,22 @@ _KINETO_LINE = re.compile(
     re.MULTILINE,
 )
 # CUPTI of CUDA 12.6u2–13.0 loses or corrupts the first kernels of a session, one more with each session of the process
-# (pytorch#192021). So that many dummy kernels run before the first step, and one more for each earlier session.
+# (pytorch#192021). So this many dummy kernels run before the first step, and one more for each earlier session.
 SACRIFICED = 64
-TEARDOWN = "TEARDOWN_CUPTI"  # Kineto's: "1" takes CUPTI out of the process at the end of a session
+TEARDOWN = "TEARDOWN_CUPTI"  # of Kineto: "1" detaches CUPTI at the end of a session
 SAFE_TEARDOWN = "12.6"  # before, a process with CUDA graphs may crash at the next session (torch/profiler/profiler.py)
 UNKNOWN = -1.0  # ms between two events of a GPU
 _stays = False  # CUPTI has stayed attached after a session
-_sessions = 0  # of the profiler on a GPU that gpulab has begun in this process
+_sessions = 0  # sessions on a GPU that gpulab has begun in this process
 
 
 def stays() -> bool:
-    """Whether CUPTI has stayed in this process after an earlier session, where it slows each CUDA call."""
+    """Whether CUPTI has stayed in this process after an earlier session, and slows each CUDA call."""
     return _stays
 
 
 class ProfilerUnavailable(Exception):
-    """The profiler cannot run now; the text says why."""
+    """The profiler cannot run now; the message says why."""
 
 
 def in_backward() -> bool:
@@ -91,7 +92,7 @@ class Window:
         return (time.perf_counter_ns() - self._began_ns) / 1e9
 
     def start(self) -> None:
-        """Begin to record. Raises ProfilerUnavailable where another profiler is active, or where torch raises."""
+        """Begin to record. Raises ProfilerUnavailable if another profiler is active, or if torch raises."""
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -129,7 +130,7 @@ class Window:
         """The session has ended: remember whether CUPTI stays, and restore the environment."""
         global _stays
         if self._device_kind == "cuda":
-            _stays = os.environ.get(TEARDOWN) != "1"  # torch itself forbids it where it is not safe
+            _stays = os.environ.get(TEARDOWN) != "1"  # torch itself prevents it if it is not safe
             if self._asks_teardown:
                 os.environ.pop(TEARDOWN, None)
             self._asks_teardown = False
@@ -144,7 +145,7 @@ class Window:
                 pass
 
     def step_begins(self, number: int) -> None:
-        """Open the annotation of a step, closing the one before."""
+        """Open the annotation of a step and close the previous one."""
         import torch
 
         self.step_ends()
@@ -158,7 +159,7 @@ class Window:
             self._step = None
 
     def loader_begins(self) -> None:
-        """A DataLoader makes an iterator and starts its workers; torch itself annotates only the batches after that."""
+        """A DataLoader makes an iterator and starts its workers; torch itself annotates only later batches."""
         import torch
 
         self._iterator = torch.profiler.record_function(ITERATOR_MARK)
@@ -170,7 +171,7 @@ class Window:
             self._iterator = None
 
     def stop(self) -> WindowRecording:
-        """End the session and return its recording. The profiler is stopped in any case."""
+        """End the session and return its recording. The profiler is stopped even on errors."""
         end_ns = time.perf_counter_ns()
         self.loader_ends()
         self.step_ends()
@@ -185,7 +186,7 @@ class Window:
 
 
 def _ask_teardown() -> bool:
-    """Ask Kineto to detach CUPTI after a session, where that is safe and the user has not set it otherwise.
+    """Request that Kineto detach CUPTI after a session, if that is safe and the user has not set it.
 
     On an H100 with CUDA 13.0 a loop of launches took 69 to 76 % longer after a session, and 5 % longer after a teardown
     (benchmarks/results/gpu_first.json).
@@ -193,7 +194,7 @@ def _ask_teardown() -> bool:
     import torch
     from torch.torch_version import TorchVersion
 
-    cuda = TorchVersion(torch.version.cuda or "0")  # none: AMD's GPUs have no CUPTI
+    cuda = TorchVersion(torch.version.cuda or "0")  # None: AMD's GPUs have no CUPTI
     asks = cuda >= SAFE_TEARDOWN and TEARDOWN not in os.environ
     if asks:
         os.environ[TEARDOWN] = "1"
@@ -201,7 +202,7 @@ def _ask_teardown() -> bool:
 
 
 def _with_arguments() -> Any:
-    """Have Kineto record sizes of copies and occupancy; None where this PyTorch cannot (pytorch#161624)."""
+    """Have Kineto record sizes of copies and occupancy; None if this PyTorch cannot (pytorch#161624)."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
@@ -223,10 +224,10 @@ def _unwarned() -> Iterator[None]:
 
 
 class _TorchWithoutInductor:
-    """Stands for `torch` in torch.profiler while a session starts, which looks up `_inductor`.
+    """Replaces `torch` in torch.profiler while a session starts and looks up `_inductor`.
 
-    That would import it in the middle of the user's loop, which takes 1 s and more, and leaves 100,000 objects to the
-    next garbage collection.
+    The look-up would import `_inductor` in the middle of the user's loop, which takes 1 s or more and leaves 100,000
+    objects to the next garbage collection.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -254,7 +255,7 @@ def _end(profile: Any) -> None:
     """End a session of the profiler, also on a broken GPU."""
     with _quiet():
         gpus.lost()  # waits for the GPUs in use
-        profile.profiler.use_device = None  # its own waiting starts CUDA, and raises on a broken GPU
+        profile.profiler.use_device = None  # the profiler's own wait starts CUDA, and raises on a broken GPU
         profile.stop()
 
 
@@ -277,8 +278,8 @@ def _sacrifice() -> None:
 def _quiet() -> Iterator[None]:
     """Keep Kineto's lines about our own session out of the user's output; all other output passes.
 
-    KINETO_LOG_LEVEL would not do: it is read once per process, so that it would come too late after a profiler of the
-    user's, and silence every later one.
+    KINETO_LOG_LEVEL does not help: it is read once per process, so it would be too late after a profiler of the user,
+    and would silence every later profiler.
     """
     try:
         stderr = os.dup(2)
@@ -302,18 +303,18 @@ class StepEvents:
     """Records one event for each mark, on the GPU and the stream of the step's update, else on the current stream.
 
     Only on the training thread. A mark costs microseconds. Completed events are reused, so that there are only as many
-    as the host is steps ahead. After an error of CUDA nothing more is recorded: the user's code gets the error, too.
+    as the host is steps ahead. After a CUDA error nothing more is recorded: the user's code gets the error, too.
     """
 
     def __init__(self) -> None:
-        self.index: int | None = None  # of the GPU; None: unknown so far
-        self._stream: Any = None  # of the open step's update
+        self.index: int | None = None  # number of the GPU; None: unknown so far
+        self._stream: Any = None  # stream of the open step's update
         self._tries = 0  # to find the GPU in use
         self._pending: deque[Any] = deque()
         self._unused: list[Any] = []
         self._latest: Any = None  # the newest event that has completed
         self._host_ns = array("q")  # of each mark
-        self._since_ms = array("d")  # from the mark before it, on the GPU; UNKNOWN
+        self._since_ms = array("d")  # from the previous mark, on the GPU; or UNKNOWN
         self._broken = False
 
     def updated(self, optimizer: Any) -> None:
@@ -341,9 +342,9 @@ class StepEvents:
             self._broken = True
 
     def finish(self, start_ns: Int64, end_ns: Int64) -> Int64:
-        """The time of each step on the GPU (ns); -1 where a boundary has no event. Waits for the events.
+        """The time of each step on the GPU (ns); -1 if a boundary has no event. Waits for the events.
 
-        The columns are the host's times of the boundaries. Empty where nothing was marked at all.
+        `start_ns`, `end_ns`: the host's times of the boundaries. Empty if nothing was marked.
         """
         if not self._host_ns:
             return np.empty(0, np.int64)
@@ -368,7 +369,7 @@ class StepEvents:
         return device_ns
 
     def _ready(self) -> bool:
-        """Whether the GPU in use is known: an event on another one would create a context there, or mean nothing.
+        """Whether the GPU in use is known: an event on another GPU would create a context, or mean nothing.
 
         The query takes tens of microseconds, so it is made more and more rarely.
         """
@@ -397,7 +398,7 @@ class StepEvents:
 
 
 def gpu_of(optimizer: Any) -> int | None:
-    """The GPU that holds the parameters of an optimizer; None where they lie elsewhere."""
+    """The GPU that holds the parameters of an optimizer; None if no GPU does."""
     try:
         device = optimizer.param_groups[0]["params"][0].device
         return device.index if device.type == "cuda" else None
@@ -412,7 +413,7 @@ EVENTS_BYTES_PER_S = 128 * MIB
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not tell."""
+    """Resident memory of this process; 0 if unknown."""
     import psutil
 
     with suppress(psutil.Error):
@@ -428,7 +429,7 @@ def return_free_memory() -> None:
 
 
 class SessionMemory:
-    """The memory of a session that begins now. `event_bytes`: an estimate of its events', at the last check."""
+    """The memory of a session that begins now. `event_bytes`: estimated memory of its events, at the last check."""
 
     def __init__(self) -> None:
         self.event_bytes = 0

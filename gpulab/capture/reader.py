@@ -15,8 +15,8 @@ from gpulab.tape.step_finder import StepFinder
 class Reader:
     """The reader of one run, which began at `origin_ns`; each mark costs gpulab `mark_ns`.
 
-    If an interrupt stops it in the middle of reading, it starts over, so that no mark is lost. After a `fault` of
-    gpulab it reads nothing more.
+    If an interrupt stops it in the middle of reading, it starts over, so that no mark is lost. After a
+    `fault` it reads nothing more.
     """
 
     def __init__(self, tape: Tape, origin_ns: int, pauses: Pauses, mark_ns: int = 0) -> None:
@@ -25,8 +25,8 @@ class Reader:
         self._lock = threading.RLock()
         self._is_reading = False  # also after an interrupt
         self.fault: Exception | None = None
-        self._read_count = 0  # of the tape's chunks
-        self._journal_count = 0  # of its chunks that the journal has
+        self._read_count = 0  # number of the tape's chunks that were read
+        self._journal_count = 0  # number of chunks that the journal has
         self._dropped = 0  # marks that only the journal has
         self._journal: Journal | None = None
         self._live_count = 0  # steps that `fresh` has returned

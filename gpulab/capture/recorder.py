@@ -1,4 +1,4 @@
-"""Measures one execution: starts all that observes it, ends it, and makes the record."""
+"""Measures one execution: starts everything that observes it, ends it, and makes the record."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ RunSource = Literal["cell", "statement", "block", "script"]
 
 active: Capture | None = None  # the innermost capture that runs in this process
 
-STOP_PATIENCE_S = 2.0  # until code that comes to no step boundary is stopped between two lines
-STEPS_MISSED = 3  # when no step has ended for so many mean steps, none will
+STOP_PATIENCE_S = 2.0  # until code without a step boundary is stopped between two lines
+STEPS_MISSED = 3  # if no step has ended for so many mean steps, none will
 
 SO_FAR_FROM, SO_FAR_TO = 10, 20_000  # steps
 
@@ -91,14 +91,14 @@ class Capture:
         self._turn = ExitStack()  # while this thread measures
         self._begins_ns = 0
         self._document_state: tuple[object, ...] = ()  # of the journal's document
-        self._arrived_ns = 0  # at the newest collective in the journal
+        self._arrived_ns = 0  # arrival at the newest collective in the journal
         self._keep = keep
-        self._stop_request = (0, 0)  # steps at that time, and when it was
+        self._stop_request = (0, 0)  # steps at the time of the request, and that time
         self._stepless_stop = Deadline(STOP_PATIENCE_S, self._stop_without_step, lambda: None)
         self._terminations = Terminations(
             self._terminate_soon,
             self._terminate_now,
-            lambda: self._journal_writer.update(),  # so that a reader has the steps so far, whatever happens next
+            lambda: self._journal_writer.update(),  # so that a reader has the steps so far, whatever follows
         )
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # from now on a signal waits for `close`
@@ -106,7 +106,7 @@ class Capture:
         self._started = StartedProcesses()
 
     def start(self) -> None:
-        """Begin to measure. Raises UsageError for an impossible device, or where another thread measures."""
+        """Begin to measure. Raises UsageError for an impossible device, or if another thread measures."""
         global active
         self.device = detect_device(self.settings.device)
         self._turn.enter_context(threads.measuring())
@@ -157,7 +157,7 @@ class Capture:
         if self.settings.trace:
             self._calls.start()
         self._begins_ns = self._pilot.starts()  # the user's code
-        self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
+        self._own_ns = self._begins_ns - self._phases.cost_ns  # before the user's code, without the profiler
 
     @ignoring_worker_deaths()
     def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, WriteTrace | None]:
@@ -180,7 +180,7 @@ class Capture:
             self._turn.close()
 
     def close(self) -> None:
-        """Call this once the run is stored, or is not to be stored. A SIGTERM that came meanwhile takes effect now."""
+        """Call this once the run is stored, or will not be stored. A SIGTERM that came meanwhile takes effect now."""
         self._journal_writer.close()
         self._terminations.end()
         self._terminations.deliver()
@@ -291,7 +291,7 @@ class Capture:
         return stopped
 
     def _end_window(self) -> None:
-        """Stop the profiler. A fault there costs the trace, not the run."""
+        """Stop the profiler. An error in it costs the trace, not the run."""
         try:
             self._phases.finish(stepless=self._pilot.stepless)
         except Exception as e:
@@ -344,7 +344,7 @@ class Capture:
         self._stepless_stop.start()
 
     def _stop_without_step(self) -> None:
-        """End the code between two lines, where no step has ended since the request for longer than steps take.
+        """End the code between two lines, if no step has ended since the request for longer than steps take.
 
         Only once, so that the code can clean up undisturbed.
         """
@@ -357,7 +357,7 @@ class Capture:
 
     @property
     def started_processes(self) -> int:
-        """How many processes the code has started, in which nothing is measured."""
+        """How many processes the code has started; nothing is measured in them."""
         return self._started.count
 
     @property
@@ -398,7 +398,7 @@ class Capture:
         self._clock.start(self._undo)
 
     def _write_so_far(self, journal: Journal) -> None:
-        """Append news to the journal, in case the process is killed. On a thread of gpulab's. Raises OSError."""
+        """Append new data to the journal, in case the process is killed. On a thread of gpulab. Raises OSError."""
         series, missing = self._sampler.series(), self._pilot.missing
         self._job = self._current_job() or self._job
         state = (
@@ -453,12 +453,12 @@ class Capture:
             elapsed_s=elapsed_s,
             device_label=f"device: {name}",
             stop_requested=self._pilot.stopping,
-            message=capitalized(beside) if beside != BEFORE_STEPS else "",  # which the view itself says
+            message=capitalized(beside) if beside != BEFORE_STEPS else "",  # the view itself says that
             alert=alert.words if alert is not None else "",
         )
 
     def _follow_gpu(self, timeline: Timeline | None, samples: Samples) -> Samples:
-        """The curves of the GPU that the run used, which may be another one than was assumed at its start."""
+        """The curves of the GPU that the run used, which may differ from the one assumed at its start."""
         if self.settings.device not in ("auto", "cuda"):
             return samples  # the user named it
         events, peaks = self._pilot.events, self._pilot.peaks
@@ -471,7 +471,7 @@ class Capture:
         return samples
 
     def _check_device(self, timeline: Timeline) -> None:
-        """Where there is a GPU: whether the profiled code used it, and whether the trace has its kernels."""
+        """Check, on a machine with a GPU, that the profiled code used it and that the trace has its kernels."""
         if self.device.kind != "cuda" or timeline.has_device_events:
             return
         if labels(timeline).of(*LAUNCHES).any():
@@ -483,7 +483,7 @@ class Capture:
 
 
 def _thresholds() -> Thresholds:
-    """The user's thresholds; the defaults where they are wrong, which the report says."""
+    """The user's thresholds; the defaults if they are invalid, which the report says."""
     try:
         return DEFAULT.changed(configured("thresholds"))
     except UsageError:

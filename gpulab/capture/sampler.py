@@ -1,8 +1,8 @@
 """Starts the process that reads the meters, collects its readings and ends it.
 
 Nothing here raises into a run: a child that cannot start, dies or hangs becomes a `Missing`, and the run goes on. The
-child also reads how long the training thread had a core and who else used the cores. The training thread takes such
-readings itself only at both ends of the run and of the profiler's window; all of them count from the same fixed times.
+child also reads how long the training thread had a core and what else used the cores. The training thread takes such
+readings itself only at both ends of the run and of the profiler's window; all counts are from the same fixed times.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from gpulab.run import CoreTimes, CoreUse, Device, Float32, Int64, Missing, Samp
 from gpulab.store.run_format import READING, READINGS
 from gpulab.store.table_file import Writer
 
-MOST_READINGS = 100_000  # of the thread: a quarter of an hour; then every other one is dropped, again and again
-MOST_OF_MACHINE = 20_000  # of the machine: an hour and a half; then likewise
+MOST_READINGS = 100_000  # of the thread: a quarter of an hour; at that number every other one is dropped
+MOST_OF_MACHINE = 20_000  # of the machine: an hour and a half; likewise
 _COUNTS = MachineReading.__struct_fields__
 
 
@@ -45,7 +45,7 @@ class CoreReadings:
         self._thread = thread or ThreadClock()
         self._machine = machine or MachineClock()
         self._lock = threading.Lock()
-        # time, three counts, and 1 where the profiler was started or stopped since the reading before
+        # time, three counts, and 1 where the profiler was started or stopped since the previous reading
         self._times = ThinnedRows(5, MOST_READINGS)
         self._uses = ThinnedRows(1 + len(_COUNTS), MOST_OF_MACHINE)
 
@@ -110,7 +110,7 @@ class ThinnedRows:
     def __init__(self, width: int, most: int, type_code: Literal["q", "d"] = "q") -> None:
         self._width, self._most = width, most
         self._numbers: array[Any] = array(type_code)
-        self._every, self.count = 1, 0  # counts also the rows that were dropped
+        self._every, self.count = 1, 0  # `count` includes rows that were dropped
 
     def append(self, row: Sequence[float]) -> None:
         if self.count % self._every == 0:
@@ -127,7 +127,7 @@ class ThinnedRows:
 def _in_order(table: ThinnedRows, counts: slice) -> list[Int64] | None:
     """The table's columns, sorted by time; None with fewer than two rows.
 
-    Two processes have read the columns `counts`, one of them a tick late, so these are kept from going back.
+    Two processes have read the columns `counts`, one of them a tick late, so the columns are kept from decreasing.
     """
     rows = table.rows()
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -135,7 +135,7 @@ def _in_order(table: ThinnedRows, counts: slice) -> list[Int64] | None:
     return [np.ascontiguousarray(column) for column in rows.T] if len(rows) >= 2 else None
 
 
-MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
+MOST_POINTS = 36_000  # per series: an hour at 10 Hz; at that number every other point is dropped
 MOST_PENDING = 6_000  # points per series that wait for a slow or absent live view
 END_TIMEOUT_S = 5.0
 
@@ -144,7 +144,7 @@ class Sampler:
     """Reads the device and the process tree of `pid` from another process, every `period_s`.
 
     `origin_ns` is `time.perf_counter_ns()` at the start of the run. Call `start` and `stop` on the training thread,
-    `series` and `drain` on any one other thread. `cores` gets the readings of the cores.
+    `series` and `drain` on one other thread. `cores` gets the readings of the cores.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Sampler:
         self._curves: list[_Curve] = []
         self._missing: tuple[Missing, ...] = ()
         self._failure: Missing | None = None
-        self._last_ns: int | None = None  # of the newest reading
+        self._last_ns: int | None = None  # time of the newest reading
         self._last_words: deque[str] = deque(maxlen=5)
         self.packages: dict[str, str] | None = None  # versions; None: the child has not sent them yet
 
@@ -202,7 +202,7 @@ class Sampler:
     def stop(self) -> tuple[Samples, tuple[Missing, ...], dict[str, float]]:
         """End the child and its thread; returns all curves, what is missing, and the extremes.
 
-        The extremes are of all readings, also those dropped since: `peak_<series name>`, or, of a series of bits, all
+        The extremes are of all readings, including dropped ones: `peak_<series name>` or, for a series of bits, all
         bits ever set, under its own name. Waits at most a few seconds, then kills. May be called twice.
         """
         self._end_child()
@@ -217,7 +217,7 @@ class Sampler:
         if process is None or self._reader is None or process.stdout is None:
             return
         with ending(process):
-            self._reader.join(END_TIMEOUT_S)  # sees the child's end at once, where `process.wait` polls
+            self._reader.join(END_TIMEOUT_S)  # returns at once when the child ends, while `process.wait` polls
             if self._reader.is_alive():
                 with self._lock:
                     last_ns = self._last_ns
@@ -244,7 +244,7 @@ class Sampler:
             self._lost(f"ended: {self._epitaph(process)}", now_ns)
 
     def _lost(self, how: str, since_ns: int | None) -> None:
-        """The child sends nothing from `since_ns` on (None: it never did). The first reason counts."""
+        """The child sends nothing from `since_ns` on (None: it never sent). The first reason counts."""
         with self._lock:
             if self._failure is None:
                 self._failure = Missing("device curves", f"the sampling process {how}", since_ns, "curves")
@@ -279,14 +279,14 @@ class Sampler:
 
 
 class _Curve:
-    """One series while it grows."""
+    """One series that still grows."""
 
     def __init__(self, info: SeriesInfo) -> None:
         self.info = info
         self.pending: deque[tuple[int, float]] = deque(maxlen=MOST_PENDING)
         self.readings = ThinnedRows(2, MOST_POINTS, "d")  # a time in ns is exact for 104 days
         self._maximum, self._bits = -math.inf, 0
-        self._fresh_count, self._fresh_sum, self._fresh_bits = 0, 0.0, 0  # since a mean of them was taken
+        self._fresh_count, self._fresh_sum, self._fresh_bits = 0, 0.0, 0  # since the last mean was taken
         self._fresh_ns = 0
 
     def add(self, t_ns: int, value: float) -> None:

@@ -1,8 +1,8 @@
 """Reads the stack of a thread in another process from that process's memory, while the thread runs on.
 
-If the stack changes between two reads, they do not fit together, and there is no answer. Nothing is written, no process
-is stopped, and no lock is taken. The memory is read through a file of the system, which reports an impossible address
-as an error.
+If the stack changes between two reads, the reads do not fit together, and there is no result. Nothing is written, no
+process is stopped, and no lock is taken. The memory is read through a file of the system, which reports an invalid
+address as an error.
 
 Python versions store frames at different offsets, so these are found in a stack whose frames are known: each offset is
 searched for in the memory of an object whose value is known, at several depths of the stack, and counts only where
@@ -28,17 +28,17 @@ _FRAME_WORDS, _CODE_WORDS, _THREAD_WORDS = 12, 22, 40
 _FRAME_OBJECT_WORDS = 6
 LENGTH_AT = 2 * WORD  # of a str, and of bytes: after the count of references and the type
 STATE_AT = 4 * WORD  # of a str: after its length and hash
-_KINDS = (("a", 1), ("\xe9", 1), ("\u0101", 2), ("\U0001f600", 4))  # of each kind of str, and bytes per character
+_KINDS = (("a", 1), ("\xe9", 1), ("\u0101", 2), ("\U0001f600", 4))  # one character of each kind of str, and its bytes
 
 
-Spot = tuple[str, int, str]  # file as Python has it, line, function
+Spot = tuple[str, int, str]  # file as Python names it, line, function
 Stack = tuple[Spot, ...]  # from the innermost line outwards
 Words = tuple[int, ...]
 T = TypeVar("T")
 
 DEEPEST = 400  # frames
 _LONGEST_TEXT = 4_096  # characters
-_MOST_LINES = 1 << 20  # bytes of a code object's table of lines
+_MOST_LINES = 1 << 20  # bytes of a code object's line table
 _BLOCK = 4_096  # bytes below the current frame: most of its callers' frames
 _FRAME = struct.Struct("8Q")
 _TEMPLATE = compile("", "", "exec")
@@ -51,7 +51,7 @@ class Unreadable(Exception):
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes, but for `lock`. `thread_frame` leads from a thread's state to its frame, in one or two steps.
+    """Offsets in bytes, except `lock`. `thread_frame` leads from a thread's state to its frame, in one or two steps.
 
     `text_kinds`: for each masked state of a str, where its characters begin and how many bytes each has.
     """
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Layout:
-        """From what `_asdict` gave, after JSON."""
+        """From the result of `_asdict` after JSON."""
         kinds = tuple((state, start, size) for state, start, size in fields["text_kinds"])
         return cls(**{**fields, "thread_frame": tuple(fields["thread_frame"]), "text_kinds": kinds})
 
@@ -146,7 +146,7 @@ def _layout(file: int) -> Layout:
 
 
 def _lock(file: int) -> int:
-    """The address of the last holder of the interpreter's lock (the GIL); the next word tells whether it is locked.
+    """The address of the last holder of the interpreter's lock (the GIL); the next word says whether it is locked.
 
     Source: CPython, `struct _gil_runtime_state`, in `_PyRuntime`. Reading memory as a file releases the lock, reading
     it by `ctypes` does not: only the right word shows both.
@@ -172,7 +172,7 @@ def _lock(file: int) -> int:
 
 
 def _of_code(file: int, kind: str, value: Callable[[CodeType], int]) -> int:
-    """The offset of that value in code objects: the only one that fits several of them."""
+    """The offset of that value in code objects: the only offset that fits several code objects."""
     from textwrap import TextWrapper, dedent
 
     functions = (os.walk, os.makedirs, TextWrapper.wrap, TextWrapper._split, dedent)
@@ -198,7 +198,7 @@ def _word_of_inner_frame(file: int, frame: FrameType) -> int:
 
 
 def _thread_frame(file: int, inner: int) -> tuple[int, ...]:
-    """The offsets from the thread's state to its current frame, which here is this function's own."""
+    """The offsets from the thread's state to its current frame, which is this function's frame."""
     own = words_at(file, id(sys._getframe()), _FRAME_OBJECT_WORDS)[inner]
     state = thread_state()
     words = struct.unpack(f"{_THREAD_WORDS}Q", os.pread(file, WORD * _THREAD_WORDS, state))
@@ -216,13 +216,13 @@ def _thread_frame(file: int, inner: int) -> tuple[int, ...]:
 
 def _text(file: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
     """The mask that takes a str's kind from its state, and for each kind where its characters begin, and their size."""
-    unique = str(os.getpid())  # no constant, whose state would differ
+    unique = str(os.getpid())  # not a constant, whose state would differ
     texts = [(kind, size, text) for kind, size in _KINDS for text in (kind, kind + unique, sys.intern(kind + unique))]
     states = [(kind, size, _state(file, text)) for kind, size, text in texts]
     shift = next(n for n in range(24) if all(state >> n & 7 == size for _, size, state in states))
     ascii_bit = next(n for n in range(shift + 3, 32) if all((state >> n & 1) == (k == "a") for k, _, state in states))
     mask = 7 << shift | 1 << ascii_bit
-    fresh = [(kind + unique, size) for kind, size in _KINDS]  # without a copy in UTF-8, which would count
+    fresh = [(kind + unique, size) for kind, size in _KINDS]  # without a cached UTF-8 copy, which would be found
     return mask, tuple((_state(file, t) & mask, sys.getsizeof(t) - size * (len(t) + 1), size) for t, size in fresh)
 
 
@@ -246,7 +246,7 @@ class _Code(NamedTuple):
     function: str
     size: int  # bytes of instructions
     starts: tuple[int, ...]
-    lines: tuple[int, ...]  # from each start on
+    lines: tuple[int, ...]  # the line from each start on
 
     def line(self, instruction: int) -> int | None:
         at = bisect_right(self.starts, instruction) - 1
@@ -278,7 +278,7 @@ class StackReader:
             return address, block_at, b""
 
     def frames(self) -> Iterator[Spot]:
-        """The lines from the innermost frame outwards. Raises Unreadable where reads do not fit together."""
+        """The lines from the innermost frame outwards. Raises Unreadable if reads do not fit together."""
         snapshot, self._snapshot = self._snapshot, None
         address, block_at, block = snapshot or self._copy()
         code_word, previous_word, instruction_word, start = self._words

@@ -40,7 +40,7 @@ class Point(Struct, frozen=True):
     after: Kind | None
     failed: Kind | None
     argument: Callable[[Arguments, Args, KeywordArgs], int]
-    result: Callable[[Arguments, Any], int] | None = None  # of the mark after the call; None: 0
+    result: Callable[[Arguments, Any], int] | None = None  # argument of the mark after the call; None: 0
 
 
 LOADERS = "torch.utils.data.dataloader"
@@ -83,8 +83,8 @@ SAVES = (
 def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> Hook:
     """Write marks at the calls of this thread; `undo` removes all hooks. Needs torch to be imported.
 
-    The hook of module calls is returned: while it is on they reach `pilot.module_call`. Until something is compiled
-    `pilot.model_inputs` gets the calls of DistributedDataParallel or, `in_ranks`, of the model that learns without it.
+    Returns the hook of module calls: while it is on, they reach `pilot.module_call`. Until something is compiled,
+    `pilot.model_inputs` gets the calls of DistributedDataParallel or, `in_ranks`, of the model trained without it.
     """
     thread = get_ident()
     modules = Hook(lambda: module_calls(pilot.module_call, thread))
@@ -120,7 +120,7 @@ def install_pauses(pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
 
 
 def wrap(table: Iterable[tuple[str, str, str, str]], wrappers: object, undo: ExitStack) -> None:
-    """Replace each function of the table by `wrappers.METHOD(function)`. Raises AttributeError where one is missing."""
+    """Replace each function of the table by `wrappers.METHOD(function)`. Raises AttributeError if one is missing."""
     for module, owner, name, method in table:
         undo.enter_context(replaced(_owner(module, owner), name, getattr(wrappers, method)))
 
@@ -183,7 +183,7 @@ def _optimizer(pilot: Pilot, thread: int, kind: int) -> Callable[[Any, Args, Key
 
 
 class Switches:
-    """Marks where gradients, or training itself, are switched off and on."""
+    """Marks when gradients, or training itself, are switched off and on."""
 
     def __init__(self, pauses: Pauses, tape: Tape) -> None:
         self._pauses, self._note = pauses, tape.note
@@ -217,7 +217,7 @@ class Switches:
         return exit
 
     def mode(self, original: Any) -> Any:
-        """Wrap `Module.train`, which `eval` calls, and which calls itself for each module within."""
+        """Wrap `Module.train`, which `eval` calls, and which calls itself for each inner module."""
         switching = False
 
         @functools.wraps(original)
@@ -287,7 +287,7 @@ class Collections:
 
 
 class Compilations:
-    """Times and marks each compilation by torch on the thread that made this."""
+    """Times and marks each compilation by torch on the thread that created it."""
 
     def __init__(self, tape: Tape, pauses: Pauses) -> None:
         self._note, self._pauses = tape.note, pauses
@@ -300,7 +300,7 @@ class Compilations:
         self._undo = undo
 
     def poll(self) -> None:
-        """Register them, if Dynamo is imported by now."""
+        """Register the callbacks if Dynamo is imported by now."""
         handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
         if handler is None or self._undo is None:
             return
@@ -338,7 +338,7 @@ def _graphs() -> int:
 
 @contextmanager
 def compile_hook(compiled: Callable[[], None], *closings: Callable[[], None]) -> Iterator[None]:
-    """Call `closings` before torch.compile is used, or at once where it was used before, and `compiled` after each use.
+    """Call `closings` before torch.compile is used, or at once if it was used before, and `compiled` after each use.
 
     A library that wraps torch.compile at its import (Lightning) keeps a reference to our wrapper. After the run the
     wrapper passes everything through and refers to nothing of the run.

@@ -29,27 +29,27 @@ from gpulab.tape.marks import NEVER
 
 BREAKDOWN = "step breakdown, operators and kernels"
 NO_STEP = "no step was found to profile; mark steps with gpulab.step(), or add --whole to trace from the start"
-UNBOUNDED = 1.5  # times its limit: a longer window could not be ended, which the record says
+UNBOUNDED = 1.5  # times its limit: if a window is longer, it could not be ended, which the record says
 WARMUP = 3  # definitions.md, "Honest comparison"
 MEASURED = 12
 TRACED = 5
 EARLY_TRACED = 2
-SECOND_WINDOW_AT = 40  # steps: a run of unknown length that gets so far has a full window in place of its early one
+SECOND_WINDOW_AT = 40  # steps: a run of unknown length that gets so far has a full window instead of its early one
 ROOM_FOR_TWO = 20  # steps of an epoch that has room for measured steps between an early window and a full one
-TRACE_LIMIT_S = 3.0  # then the window ends at the next boundary
-TRACE_HARD_LIMIT_S = 30.0  # then it ends within a step
+TRACE_LIMIT_S = 3.0  # after that, the window ends at the next boundary
+TRACE_HARD_LIMIT_S = 30.0  # after that, it ends within a step
 TRACE_EVENT_LIMIT = 1_000_000
 # 32 MiB are 150,000 events, which need 250 MiB at the end of the session. On a GPU each operator has three rows, and
 # CUPTI has buffers of its own.
 TRACE_LIMIT_BYTES, GPU_TRACE_LIMIT_BYTES = 32 * MIB, 128 * MIB
 # CUPTI may stay after a session and slow CUDA calls as long as the process lives (pitfalls.md, "torch.profiler"). So on
-# a GPU at least that many steps are measured before the first session, and at most that many where an epoch is long.
+# a GPU at least this many steps are measured before the first session, and at most this many if an epoch is long.
 GPU_MEASURED, GPU_MOST_MEASURED = 8, 30
-GPU_FEWEST_MEASURED = 3  # steps that suffice after `GPU_PATIENCE_S`, where steps are long
+GPU_FEWEST_MEASURED = 3  # steps that suffice after `GPU_PATIENCE_S` if steps are long
 GPU_PATIENCE_S = 10.0
 # The profiler waits for the GPU before it starts, so a window's first step finds an empty queue: it does not count.
 GPU_LEAD_IN = 1
-TRACE_STEPLESS_LIMIT_S = 10.0  # for code without steps, where nothing else bounds it: at 100,000 events per second
+TRACE_STEPLESS_LIMIT_S = 10.0  # for code without steps, which nothing else bounds: at 100,000 events per second
 
 _PROFILER = re.compile(
     r"profiler\.(profile|emit_nvtx|emit_itt)\s*\("
@@ -62,9 +62,9 @@ _PROFILES_ITSELF = "your code uses torch's profiler itself, and only one can be 
 class Phases:
     """Opens and closes profiler windows as steps end, on the training thread.
 
-    `new_window` makes a profiler session. When a window has lasted long and no step ends it, `overdue` is called on the
-    main thread, or `unreachable`, on another thread, where the training does not run on the main one. Methods that
-    return a bool tell whether they started or stopped the profiler: that time belongs to no step.
+    `new_window` makes a profiler session. If a window has lasted long and no step ends it, `overdue` is called on the
+    main thread or, if the training runs on another one, `unreachable` on a separate thread. Methods that return a bool
+    return whether they started or stopped the profiler: that time belongs to no step.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Phases:
         self._schedule = plan(settings, settings.steps, certain=False, on_gpu=on_gpu)
         self._window: Window | None = None
         self._planned: PlannedWindow | None = None  # None while the whole code is profiled
-        self._postponed: PlannedWindow | None = None  # it was due when the profiler could not be started
+        self._postponed: PlannedWindow | None = None  # was due when the profiler could not be started
         self._deadline: Deadline | None = None
         self._memory: SessionMemory | None = None  # of the newest window
         self._limit_bytes = GPU_TRACE_LIMIT_BYTES if on_gpu else TRACE_LIMIT_BYTES
@@ -96,8 +96,8 @@ class Phases:
         self.epoch_steps: int | None = None  # as far as its loader knows
         self.unchanged_until = 0  # the number of complete steps before which there is nothing to do here
         self._deviations: list[Choice] = []
-        self.recording: WindowRecording | None = None  # the one that is kept
-        self.traced: tuple[int, ...] = ()  # steps that may lie wholly inside it
+        self.recording: WindowRecording | None = None  # the recording to keep
+        self.traced: tuple[int, ...] = ()  # steps that may lie wholly inside the recording
         self.truncated: str | None = None  # why it ended early
         self.missing: list[Missing] = []
         self.label: CapturePhase = "warm-up"
@@ -154,7 +154,7 @@ class Phases:
         return True
 
     def _due(self, before: int, done: int) -> PlannedWindow | None:
-        """The window that is due; the first one also earlier, where long steps would make it late."""
+        """The window that is due; the first one also earlier if long steps would make it late."""
         planned = self._schedule.window_at(before, done) or self._postponed
         if self._warm_s is None and done >= self._schedule.warmup:
             self._warm_s = perf_counter()
@@ -178,7 +178,7 @@ class Phases:
         return Phase.MEASURED
 
     def step_begins(self) -> None:
-        """The next step begins: annotate it, where steps are profiled."""
+        """The next step begins: annotate it if steps are profiled."""
         if self._window is not None and self._planned is not None:
             self._window.step_begins(self._done + 1)
 
@@ -222,7 +222,7 @@ class Phases:
         self._end(self._complete())
 
     def abandon(self) -> None:
-        """Stop the profiler and ignore its errors, after a fault of gpulab."""
+        """Stop the profiler and ignore its errors, after an error in gpulab."""
         window, self._window = self._window, None
         with suppress(Exception):
             if self._deadline is not None:
@@ -231,7 +231,7 @@ class Phases:
                 window.stop()
 
     def timeline(self, origin_ns: int, step_count: int) -> Timeline | None:
-        """The recording, on the run's clock; None without one, which `missing` then explains."""
+        """The recording, on the run's clock; None without a recording, as `missing` then explains."""
         if self.recording is None:
             if self._settings.trace:
                 none = f"the run ended after {step_count} steps, before the traced window" if step_count else NO_STEP
@@ -305,7 +305,7 @@ class Phases:
         return tuple(numbers[lead_in:] or numbers)
 
     def _end(self, traced: tuple[int, ...], truncated: str | None = None) -> None:
-        """Stop the profiler. A window without a whole step only counts if there is no better one, nor will be."""
+        """Stop the profiler. A window without a whole step only counts if there is no better one and will be none."""
         window, self._window, self._planned = self._window, None, None
         assert window is not None and self._deadline is not None
         self._deadline.cancel()
@@ -325,7 +325,7 @@ class Phases:
 
     def _return_memory(self) -> None:
         if self._memory is not None and self._memory.event_bytes > self._limit_bytes // 4:
-            return_free_memory()  # for less memory that would not pay
+            return_free_memory()  # for less memory that is not worth it
 
     def _add_missing(self, reason: str) -> None:
         self.missing.append(Missing(BREAKDOWN, reason, key="breakdown"))
@@ -392,7 +392,7 @@ def plan(settings: Settings, total: int | None, *, certain: bool = True, on_gpu:
 def _windows(
     trace_steps: int | None, total: int | None, warmup: int, certain: bool, on_gpu: bool
 ) -> tuple[PlannedWindow, ...]:
-    """One window where the length is certain; else an early one, and a better one if the loop gets that far."""
+    """One window if the length is certain; else an early one, and a better one if the loop gets that far."""
     lead_in, length = GPU_LEAD_IN if on_gpu else 0, trace_steps or TRACED
     main = None if total is None else _window_within(total, warmup, length, lead_in)
     if certain and main is not None:
@@ -401,7 +401,7 @@ def _windows(
     late = PlannedWindow(max(SECOND_WINDOW_AT, warmup + 20), length, lead_in)
     if total is None or main is None:
         return early, late
-    if on_gpu:  # after a tenth of an epoch; sooner where the epoch is short
+    if on_gpu:  # after a tenth of an epoch; sooner if the epoch is short
         measured = min(
             max(GPU_MEASURED, total // 10), GPU_MOST_MEASURED, total - early.lead_in - early.length - 1 - warmup
         )

@@ -349,7 +349,7 @@ class StepFinder:
             step.evaluations += (loader,)
 
     def _next_batch(self, loader: int, t_ns: int, fresh: bool) -> None:
-        """Without an optimizer the same loader's next batch begins a step; other loaders' batches belong to this step."""
+        """Without an optimizer the same loader's next batch begins a step; other loaders' batches belong to it."""
         step = self._open
         if step.exhausted is not None and step.exhausted not in step.feeders:  # zip: the other loader had none left
             self._open = open_step(t_ns)
@@ -479,7 +479,7 @@ class StepFinder:
         return self._fed_steps >= 2
 
     def _close_last_step(self, end_ns: int) -> None:
-        """Close a last step that did its work. A last update by hand has no mark: its step ends at the backward pass."""
+        """Close a last step that did its work. A last update by hand has no mark: it ends at its backward pass."""
         step, at_ns = self._open, None
         if self._manual:
             return
