@@ -1,1 +1,1 @@
-"""Pure functions of a Run: what its columns mean. No I/O, no torch, nothing is stored."""
+"""Functions that compute figures from a Run, without I/O, torch or stored state."""

@@ -245,7 +245,7 @@ def _working_parts(index: int | None) -> tuple[str, ...]:
 def _waited_for_core_ns(
     run: Run, totals: Int64, givers: tuple[str, ...], host: Intervals, index: int | None
 ) -> Float64:
-    """Core wait of each step. A GPU's work hides part of it: the idle time has the same share of it as the loop."""
+    """Core wait of each step. A GPU's work hides part: its idle time has the same share of core wait as the loop."""
     waited_ns = cores.waited_ns(run.core_times, host)
     wall_ns = np.maximum(1, host[:, 1] - host[:, 0])
     if index is None:

@@ -33,7 +33,7 @@ class Peaks(Struct, frozen=True):
     bandwidth_gb_s: float
 
 
-# the first that matches; makers' data sheets, as in the project's table of definitions; a laptop's GPU of that name is
+# the first match counts; from makers' data sheets (definitions.md, "Hardware table"); a laptop's GPU of that name is
 # another chip
 _TABLE: tuple[tuple[str, Peaks], ...] = (
     (r"\bT4\b", Peaks(8.1, None, 65, None, 320)),
@@ -223,7 +223,7 @@ def alignment(work: DeviceWork) -> Alignment | None:
 
 
 def _fits_by_shape(work: DeviceWork) -> np.ndarray:
-    """1 where n and k of the product that launched a row fit, 0 where one does not, -1 unknown.
+    """1 if n and k of the product that launched a row fit, 0 if one does not, -1 if unknown.
 
     m is the number of rows and not the length of a row that a kernel loads, so it need not fit.
     """

@@ -96,7 +96,7 @@ class Facts(Struct, frozen=True, dict=True):
     curves: tuple[CurveFact, ...]
     loading: LoadingFacts | None = None  # inside the DataLoader
     work: DeviceWork | None = None  # GPU only: what ran in the steps, row by row
-    host: HostOperators | None = None  # where the CPU computes
+    host: HostOperators | None = None  # if the CPU computes
     optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
     cores: CoreShare | None = None  # the cores that the training thread and the process got
     # Times of a step are means over a round of so many steps: workers may deliver their batches at once.

@@ -26,7 +26,7 @@ from gpulab.timeline.labels import COLLECTIVES, Labels, Mask, What, labels
 
 # If all ranks wait for cores, each is sometimes late by that wait, and further slowed by shared caches and
 # hyper-threads: two equal ranks on two busy cores made each other wait for 5 to 17 % of their step, while one waited
-# for a core for 14 % of it and the other for 8 %. Only core wait that the late rank has alone explains its delay.
+# for a core for 14 % of it and the other for 8 %. Only additional core wait of the late rank explains its delay.
 LATE_PER_CORE_WAIT = 2.5
 MUCH_MORE_WORK = 1.5  # ours: times the other ranks' own time; for two equal ranks on two busy cores up to 1.25
 

@@ -65,7 +65,7 @@ def line_of(run: Run, times: Intervals) -> Place | None:
 
 
 def line_only_at(run: Run, times: Intervals, beside: Intervals) -> LineShare | None:
-    """The same, only for functions that do not occur in the times `beside`; the share is the sum over their lines."""
+    """`line_of`, only for functions that do not occur in the times `beside`; `share` is the sum over their lines."""
     elsewhere = {(line.place.file, line.place.function) for line in lines_of(run, beside)}
     lines = [line for line in lines_of(run, times) if (line.place.file, line.place.function) not in elsewhere]
     place = line_of(run, times) if sees_python(run) else None

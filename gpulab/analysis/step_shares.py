@@ -100,7 +100,7 @@ def _on_cpu(facts: Facts, typical: Mapping[str, float]) -> dict[str, float]:
 
 
 def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
-    """The shares of waiting for data, and for a core outside of that: a loop that loads itself lacks cores there, too.
+    """The shares of waiting for data, and for a core outside it: a loop that loads itself also lacks cores there.
 
     Outside the wait for data, the share without a core is at most its share of all time in which the thread is ready:
     part of the core wait occurs when the thread wakes up with its batch.

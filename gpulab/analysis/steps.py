@@ -174,7 +174,7 @@ class StepChange(Struct, frozen=True):
 
     now_us: float
     before_us: float
-    unit: str  # "step", or "sample" where the batch differs
+    unit: str  # "step", or "sample" if the batch differs
     setup_s: float | None = None  # how much longer this run took before its steps; None: hardly, or unknown
 
 
@@ -209,7 +209,7 @@ def step_change(run: Run, earlier: Sequence[Run]) -> StepChange | None:
 
 
 def _step(run: Run) -> tuple[float, float | None, int | None] | None:
-    """The typical step, its samples where they are known, and the time before the steps."""
+    """The typical step, its samples if known, and the one-time cost before the steps."""
     rows = select(run).rows
     step: Spread | None = spread_of_steps(run, run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     if step is None:

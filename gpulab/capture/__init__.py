@@ -1,1 +1,1 @@
-"""One measured execution: step hooks, sampling process, profiler window. Tells a monitor, knows no view."""
+"""Measures one execution: step hooks, sampling process, profiler window. Reports to a monitor, depends on no view."""

@@ -60,7 +60,7 @@ class Lasting(Struct):
     past: list[Alert] = field(default_factory=list)
 
     def update(self, t_s: float, share: float, *, blocked: bool = False) -> None:
-        """The smoothed share is `share`. `blocked`: no alert may begin now."""
+        """Take the smoothed share at `t_s`. `blocked`: no alert may begin now."""
         if self.since_s is None:
             if share < self.begins_at:
                 return

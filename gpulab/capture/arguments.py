@@ -76,7 +76,7 @@ class Arguments:
         self._updates = UpdateDetector()
 
     def loader(self, args: Args, kwargs: KeywordArgs) -> int:
-        """The loader's number; before it, an update of the weights by hand gets its own mark."""
+        """The loader's number. Before it returns, an update of the weights by hand gets its own mark."""
         if self._updates.first is not None:
             if not self._evidence().undecided:
                 self._updates.first = None
@@ -120,7 +120,7 @@ class Arguments:
         return id(args[1] if len(args) > 1 else kwargs.get("optimizer"))
 
     def samples(self, batch: Any) -> int:
-        """Samples in a batch, usually a list of tensors; -1: unknown. Before it, the cost of timing gets a mark."""
+        """Samples in a batch, usually a list of tensors; -1: unknown. Also notes the cost of timing the batch."""
         if self._clock is not None and self._clock.own_ns:
             self._tape.note(Kind.OWN, self._clock.own_ns)
             self._clock.own_ns = 0
@@ -175,7 +175,7 @@ class UpdateDetector:
     """
 
     def __init__(self) -> None:
-        self.first: _Weights | None = None  # of the first backward pass, while it tells a batch from a step
+        self.first: _Weights | None = None  # of the first backward pass, until batches are known to be steps or not
         self._compared: list[_Weights] = []
         self._leaves: dict[int, Callable[[], Any]] = {}  # by id: leaves of several networks recur
         self._rhythm = Rhythm()

@@ -35,7 +35,7 @@ class _Reading(Struct, frozen=True):
 
 
 class PeakMemory:
-    """The peaks of one run, which begins at its creation. Makes no CUDA context and resets nothing.
+    """The peaks of one run, from the creation of this object on. Makes no CUDA context and resets nothing.
 
     torch keeps one peak per process. If an earlier run had a higher peak, this run's peak is not known exactly: then
     the highest reading before backward passes and at step boundaries takes its place.
@@ -135,7 +135,7 @@ def gpu_peak_bytes(device: Device) -> int:
 
 
 def _readings() -> list[_Reading] | None:
-    """One for each GPU that torch sees; empty before CUDA is used, None for an allocator without statistics."""
+    """One reading for each GPU that torch sees; empty before CUDA is used, None for an allocator without statistics."""
     torch = torch_with_cuda()
     if torch is None:
         return []

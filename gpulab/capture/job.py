@@ -58,7 +58,7 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
 
 
 class RunOfJob:
-    """The job of one run of this process. A rank may record several; the n-th runs of all ranks belong together."""
+    """The job of one run of this process. A rank may have several runs: the n-th of all ranks belong together."""
 
     def __init__(self) -> None:
         self._number = 0

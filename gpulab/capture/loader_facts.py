@@ -201,7 +201,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 def _first_spot(functions: Iterable[Any]) -> Spot | None:
-    """The line of the first of these functions that is the user's."""
+    """The line of the first of these functions that is in the user's code."""
     for function in functions:
         code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
         if code is not None and is_users_file(code.co_filename):

@@ -26,7 +26,7 @@ _TRIES = 8  # backward passes to follow: the first one may belong to another loo
 _UPDATES = 32  # updates to examine: by then a loop has used all its optimizers
 _CALLERS = 8  # functions to follow outwards
 _INSIDE = 32  # values of a container that are examined
-_DEEP = 3  # depth of user functions that a function calls
+_DEEP = 3  # levels of user functions that a function calls
 _UNREADABLE = frozenset({"locals", "vars", "exec", "eval"})  # reading the frame of such code could change what it holds
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -277,7 +277,7 @@ class _Names:
 
     def close(self) -> None:
         """Before Python 3.13 a frame keeps this copy of its locals, and with it a loss's graph: empty the copy."""
-        if self._is_copy and sys.getrefcount(self._locals) <= 3:  # nobody else refers to it
+        if self._is_copy and sys.getrefcount(self._locals) <= 3:  # no other reference to it
             self._locals.clear()
         self._locals = self._globals = {}
 

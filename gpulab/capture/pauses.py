@@ -339,7 +339,7 @@ class Passes:
             self._feeders.add(loader)
 
     def answer(self, t_ns: int, *, batch: bool, end: bool) -> None:
-        """The loader with the last request has answered: with a batch, or that it has none left."""
+        """The loader with the last request has answered: with a batch, or with the end."""
         if not self._asking:
             return
         loader = self._asking.pop()
@@ -361,7 +361,7 @@ class Passes:
     def train(self) -> tuple[Pass, ...]:
         """Training goes on, with a batch of a loader that has fed it before, else of the loader that answered last."""
         if len(self._open) == 1 and next(iter(self._open.values())).trains:
-            self.steady = True  # nearly always
+            self.steady = True  # the usual case
             return ()
         active = [p for p in self._open.values() if p.batches]
         if not active:  # the batch is of an ended pass: Accelerate requests the end ahead
@@ -430,7 +430,7 @@ class GradOff:
         self.depth += 1
 
     def exit(self, t_ns: int, spot: Spot | None) -> None:
-        """Gradients are as before."""
+        """Gradients are restored."""
         if not self.depth:  # switched off before the run, or training went on meanwhile
             return
         self.depth -= 1

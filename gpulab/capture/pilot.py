@@ -168,7 +168,7 @@ class Pilot:
         if self.events is not None:
             device_ns = self.events.finish(steps.start_ns + self._origin_ns, steps.end_ns + self._origin_ns)
             steps = replace(steps, device_ns=device_ns)
-        self._workers.fail(error, end_ns)  # torch may have raised it where no hook is
+        self._workers.fail(error, end_ns)  # torch may have raised it outside all hooks
         self.missing += self._workers.missing(fed=bool(steps.batch_count.any()))
         if self.loaders.emptiness and not len(steps):
             reason = f"the DataLoader yielded 0 batches: {self.loaders.emptiness}"

@@ -46,7 +46,7 @@ SACRIFICED = 64
 TEARDOWN = "TEARDOWN_CUPTI"  # of Kineto: "1" detaches CUPTI at the end of a session
 SAFE_TEARDOWN = "12.6"  # before, a process with CUDA graphs may crash at the next session (torch/profiler/profiler.py)
 UNKNOWN = -1.0  # ms between two events of a GPU
-_stays = False  # CUPTI has stayed attached after a session
+_stays = False  # whether CUPTI has stayed attached after a session
 _sessions = 0  # sessions on a GPU that gpulab has begun in this process
 
 
@@ -408,7 +408,7 @@ def gpu_of(optimizer: Any) -> int | None:
 
 MIB = 1 << 20
 # An event of torch 2.13 takes 228 bytes while it is recorded, and 1.5 KiB more when the session ends. A core made
-# 400,000 of them per second, 90 MiB (small CPU operators, no gradients): faster growth is the user's own memory.
+# 400,000 of them per second, 90 MiB (small CPU operators, no gradients): faster growth is memory of the user's code.
 EVENTS_BYTES_PER_S = 128 * MIB
 
 

@@ -15,8 +15,8 @@ from gpulab.tape.step_finder import StepFinder
 class Reader:
     """The reader of one run, which began at `origin_ns`; each mark costs gpulab `mark_ns`.
 
-    If an interrupt stops it in the middle of reading, it starts over, so that no mark is lost. After a
-    `fault` it reads nothing more.
+    If an interrupt stops it in the middle of reading, it starts over, so that no mark is lost. After a `fault`
+    it reads nothing more.
     """
 
     def __init__(self, tape: Tape, origin_ns: int, pauses: Pauses, mark_ns: int = 0) -> None:

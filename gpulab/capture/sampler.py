@@ -45,7 +45,7 @@ class CoreReadings:
         self._thread = thread or ThreadClock()
         self._machine = machine or MachineClock()
         self._lock = threading.Lock()
-        # time, three counts, and 1 where the profiler was started or stopped since the previous reading
+        # time, three counts, and 1 if the profiler was started or stopped since the previous reading
         self._times = ThinnedRows(5, MOST_READINGS)
         self._uses = ThinnedRows(1 + len(_COUNTS), MOST_OF_MACHINE)
 

@@ -5,7 +5,7 @@ process is stopped, and no lock is taken. The memory is read through a file of t
 address as an error.
 
 Python versions store frames at different offsets, so these are found in a stack whose frames are known: each offset is
-searched for in the memory of an object whose value is known, at several depths of the stack, and counts only where
+searched for in the memory of an object whose value is known, at several depths of the stack, and counts only if
 exactly one place fits.
 """
 
@@ -53,7 +53,7 @@ class Unreadable(Exception):
 class Layout(NamedTuple):
     """Offsets in bytes, except `lock`. `thread_frame` leads from a thread's state to its frame, in one or two steps.
 
-    `text_kinds`: for each masked state of a str, where its characters begin and how many bytes each has.
+    `text_kinds`: for each masked state of a str, the offset of its characters and the bytes of each.
     """
 
     thread_frame: tuple[int, ...]
@@ -215,7 +215,7 @@ def _thread_frame(file: int, inner: int) -> tuple[int, ...]:
 
 
 def _text(file: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
-    """The mask that takes a str's kind from its state, and for each kind where its characters begin, and their size."""
+    """The mask for a str's kind in its state, and for each kind the offset of its characters and their size."""
     unique = str(os.getpid())  # not a constant, whose state would differ
     texts = [(kind, size, text) for kind, size in _KINDS for text in (kind, kind + unique, sys.intern(kind + unique))]
     states = [(kind, size, _state(file, text)) for kind, size, text in texts]
@@ -311,7 +311,7 @@ class StackReader:
         return address
 
     def _code(self, address: int) -> _Code | None:
-        """None for the entry between frames where C calls Python, which has no code."""
+        """The code at an address; None for the entry of a call from C to Python, which has no code."""
         try:
             code = self._read_code(address)
         except Unreadable:

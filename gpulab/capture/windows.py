@@ -350,7 +350,7 @@ class Schedule(Struct, frozen=True):
     warmup: int
     windows: tuple[PlannedWindow, ...]
     choices: tuple[Choice, ...]
-    sooner_after: int = NEVER  # steps after which the first window on a GPU may begin where steps are long
+    sooner_after: int = NEVER  # steps after which the first window on a GPU may begin if steps are long
 
     def window_at(self, before: int, completed: int) -> PlannedWindow | None:
         """The window that begins at `completed` steps, which were `before` at the last call."""

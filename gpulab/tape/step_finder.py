@@ -304,7 +304,7 @@ class StepFinder:
         self._in_backward = True
 
     def _updated(self, t_ns: int) -> None:
-        """Weights were updated by hand, and no loader tells steps apart: a step ends here."""
+        """Weights were updated by hand, and no loader separates steps: a step ends here."""
         if not self._by_backward:
             self._by_backward = True
             self._merge_rows(0)

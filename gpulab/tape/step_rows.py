@@ -1,6 +1,6 @@
-"""Steps as rows of numbers: the open one, and a table of those that have ended, whose older rows are compressed.
+"""Holds steps as rows of numbers: the open step, and a table of ended steps, whose older rows are compressed.
 
-Compression takes them to a tenth of their size, so that a million steps fit into little memory. A row's `SAMPLES` are a
+Compression makes them ten times smaller, so that a million steps fit into little memory. A row's `SAMPLES` are a
 sum, to which a batch of unknown size adds `UNKNOWN`.
 """
 
