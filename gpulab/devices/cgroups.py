@@ -1,6 +1,6 @@
 """The cores and the memory that control groups (cgroups, version 1 and 2) grant this process.
 
-`root` stands for "/" in each function (tests give a folder).
+`root` replaces "/" in each function (tests use a folder).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
-UNLIMITED_BYTES = 2**60  # version 1 writes a huge number where there is no limit
+UNLIMITED_BYTES = 2**60  # version 1 writes a huge number for "no limit"
 
 _MEMORY = (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
 
@@ -20,9 +20,9 @@ def core_quotas(root: Path = ROOT) -> list[float]:
 
 
 def quota_periods(root: Path = ROOT) -> tuple[int, int] | None:
-    """Periods of the CPU quota so far, and in how many of them it ran out, of the group where that is most often.
+    """Periods of the CPU quota so far, and periods in which it ran out, for the group that is throttled most often.
 
-    None where no group with a quota counts them.
+    None if no group with a quota counts periods.
     """
     groups = (*_groups(root, ""), *_groups(root, "cpu"))
     counts = [(stat["nr_periods"], stat["nr_throttled"]) for folder in groups if (stat := _cpu_stat(folder))]
@@ -30,21 +30,21 @@ def quota_periods(root: Path = ROOT) -> tuple[int, int] | None:
 
 
 def _cpu_stat(folder: Path) -> dict[str, int]:
-    """Empty where the group counts no periods."""
+    """The figures of a group's `cpu.stat`; empty if the group counts no periods."""
     words = (line.split() for line in (_text(folder / "cpu.stat") or "").splitlines())
     stat = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
     return stat if {"nr_periods", "nr_throttled"} <= stat.keys() else {}
 
 
 def memory_limit_bytes(root: Path = ROOT) -> int | None:
-    """The lowest limit; None where there is none."""
+    """The lowest memory limit of the groups; None without a limit."""
     return min((limit for limit, _ in _memory_limits(root)), default=None)
 
 
 def free_host_bytes(root: Path = ROOT) -> int | None:
-    """Memory that this process may still take: what the system has, cut by the limits of its groups.
+    """Memory that this process may still allocate: the free memory of the system, within the limits of its groups.
 
-    What a group counts as used and can drop at any time (file cache) is free. None where nothing can be read.
+    Memory that a group counts as used but can drop at any time (file cache) is free. None if nothing can be read.
     """
     free = [limit - used for limit, used in _memory_limits(root) if used is not None]
     if root == ROOT:
@@ -53,7 +53,7 @@ def free_host_bytes(root: Path = ROOT) -> int | None:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
-    """The limit of each group that has one, and its used memory that cannot be dropped, where that can be read."""
+    """The limit of each group with a limit, and its used memory that cannot be dropped (None: unreadable)."""
     for controller, limit_file, used_file in _MEMORY:
         for folder in _groups(root, controller):
             limit, used = _number(folder / limit_file), _number(folder / used_file)
@@ -91,9 +91,9 @@ def _quotas_v1(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and of those above it; "" is version 2.
+    """Folders of this process's cgroup and its parents; controller "" is version 2.
 
-    Inside a container the path may name a folder that is only there on the host: then the mount itself is ours.
+    Inside a container the path may name a folder that exists only on the host: then the mount itself is used.
     """
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -116,7 +116,7 @@ def _mounts(root: Path, controllers: str) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """None for what is not there, or is no number ("max", -1)."""
+    """The number in a file; None if the file is missing or has no number ("max", -1)."""
     text = _text(path)
     return int(text) if text is not None and text.isdigit() else None
 

@@ -1,7 +1,7 @@
-"""CPU time, waiting for a core, and the use of cores by other programs, as the system counts them.
+"""CPU time, waiting for a core, and the use of cores by other programs, as counted by the system.
 
-Readings are running totals with an arbitrary zero: take differences. -1: the system does not tell.
-`root` stands for "/" (tests give a folder). Workers of a DataLoader import this: it stays light.
+Readings are running totals with an arbitrary zero: take differences. -1: unknown to the system. `root` replaces "/"
+(tests use a folder). Workers of a DataLoader import this module, so it must stay light.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWN = "/proc/thread-self/schedstat"
 
 
 class CoreWait:
-    """How long a thread was runnable without a core; Linux only."""
+    """Reads how long a thread was runnable without a core; Linux only."""
 
     def __init__(self, file: str = OWN) -> None:
         self._file = -1
@@ -34,11 +34,11 @@ class CoreWait:
             self._file = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> int:
-        """In ns since the thread began; -1: unknown."""
+        """The wait in ns since the thread began; -1: unknown."""
         return self.times()[1]
 
     def times(self) -> tuple[int, int]:
-        """CPU time up to the system's last tick, and the wait for a core; -1: unknown."""
+        """CPU time up to the system's last tick, and the wait for a core, in ns; -1: unknown."""
         if self._file < 0:
             return -1, -1
         try:
@@ -63,16 +63,17 @@ def voluntary_switches() -> int:
         return -1
 
 
-_BUSY = (0, 1, 2, 5, 6, 7)  # of a "cpu" line of /proc/stat: user, nice, system, irq, softirq, steal
+_BUSY = (0, 1, 2, 5, 6, 7)  # columns of a "cpu" line of /proc/stat: user, nice, system, irq, softirq, steal
 _STEAL = 7
 _CHILDREN_ENDED = slice(13, 15)  # of /proc/PID/stat behind the name: CPU time of children that ended, in ticks
-_PROCESS_CLOCK = 2  # low bits of Linux's clock of a process's CPU time; the others hold its number, inverted
+_PROCESS_CLOCK = 2  # low bits of Linux's clock id of a process's CPU time; the other bits are its inverted pid
 
 
 class ThreadClock:
-    """CPU time and wait for a core of the calling thread or of one in another process, and CPU time of its process.
+    """CPU time and wait for a core of a thread (the calling one or one of another process), and CPU time of its
+    process.
 
-    Of another process on Linux only; its CPU time may lag by a tick (about 4 ms). Raises OSError elsewhere.
+    Another process works on Linux only, and its CPU time may lag by a tick (about 4 ms). Raises OSError elsewhere.
     """
 
     def __init__(self, pid: int = 0, thread: int = 0) -> None:
@@ -80,7 +81,7 @@ class ThreadClock:
         self._wait = CoreWait(f"/proc/{pid}/task/{thread}/schedstat" if pid else OWN)
 
     def read(self) -> tuple[int, int, int]:
-        """In ns. Costs 2 µs, of another process 4. Raises OSError where that has ended."""
+        """The three times in ns. Costs 2 µs, 4 µs for another process. Raises OSError if that process has ended."""
         cpu_ns, wait_ns = self._wait.times()
         if not self._pid:
             return thread_time_ns(), wait_ns, process_time_ns()
@@ -93,7 +94,7 @@ class ThreadClock:
 
 
 def process_cpu_ns(pid: int) -> int:
-    """CPU time of all threads of a process, also of those that have ended. Raises OSError where it cannot be read."""
+    """CPU time of all threads of a process, including ended threads, in ns. Raises OSError if it cannot be read."""
     return process_time_ns() if pid == os.getpid() else clock_gettime_ns(~pid << 3 | _PROCESS_CLOCK)
 
 
@@ -106,13 +107,14 @@ def _ended_children_ns(pid: int) -> int:
 
 
 class MachineReading(Struct, frozen=True):
-    """Running totals over all the cores that this process may use, in ns but for the two counts of periods.
+    """Running totals over all cores that this process may use, in ns, except the two counts of periods.
 
-    `tree_cpu_ns`: CPU time of this process and its children, without gpulab's own. `others_cpu_ns`: of all other
-    programs, and what the host of a virtual machine took (`stolen_ns`). `pool_wait_ns`: this process's threads but the
-    training thread were ready and had no core, summed over threads; `workers_wait_ns`: likewise, its children's.
-    `pressure_ns`: some program of the machine, or of the control group, waited. `quota_periods`: of the control
-    group's CPU quota; in `throttled_periods` of them the quota ran out.
+    `tree_cpu_ns`: CPU time of this process and its children, without gpulab's own. `others_cpu_ns`: CPU time of all
+    other programs, and the time that the host of a virtual machine took (`stolen_ns`). `pool_wait_ns`: time in which
+    threads of this process other than the training thread were ready without a core, summed over threads;
+    `workers_wait_ns`: the same for its children. `pressure_ns`: time in which some program of the machine, or of the
+    control group, waited for a core. `quota_periods`: periods of the control group's CPU quota; `throttled_periods`:
+    those in which the quota ran out.
     """
 
     tree_cpu_ns: int
@@ -126,17 +128,18 @@ class MachineReading(Struct, frozen=True):
 
 
 class MachineClock:
-    """Reads the machine for the training process `pid` and its `thread`; by default the calling ones."""
+    """Reads the machine for the training process `pid` and its `thread`; by default, the calling process and thread."""
 
     def __init__(self, root: Path = ROOT, *, pid: int = 0, thread: int = 0) -> None:
         self._root = root
         self._pid, self._tid = pid or os.getpid(), thread or get_native_id()
-        self._waits: dict[tuple[int, int], int] = {}  # the newest of each thread, by process and thread
+        self._waits: dict[tuple[int, int], int] = {}  # the latest wait, by process and thread
         self._pool_wait_ns = self._workers_wait_ns = 0
-        self._ours: dict[int, bool] = {}  # children: whether gpulab started them
+        self._ours: dict[int, bool] = {}  # by child process: whether gpulab started it
 
     def read(self) -> MachineReading:
-        """Costs some 20 µs, and 10 µs for each thread or child. Raises OSError where another process has ended."""
+        """The totals. Costs about 20 µs, and 10 µs for each thread or child. Raises OSError if process `pid` has
+        ended."""
         workers_ns, gpulabs_ns = self._children()
         self._note(self._pid)
         tree_ns = process_cpu_ns(self._pid) + _ended_children_ns(self._pid) + workers_ns
@@ -154,7 +157,7 @@ class MachineClock:
         )
 
     def _children(self) -> tuple[int, int]:
-        """CPU time of the live children of the user's, and of those that gpulab started."""
+        """CPU time of the user's live child processes, and of gpulab's, in ns."""
         children = children_of(self._pid) or set()
         workers_ns = gpulabs_ns = 0
         for pid in children:
@@ -165,7 +168,7 @@ class MachineClock:
         return workers_ns, gpulabs_ns
 
     def _note(self, pid: int) -> int:
-        """Add what the threads of that process have waited since the last reading. Returns their CPU time so far."""
+        """Add the wait of the process's threads since the last reading. Returns their CPU time so far."""
         used_ns = 0
         for thread, cpu_ns, wait_ns in threads_of(pid):
             used_ns += cpu_ns
@@ -179,7 +182,7 @@ class MachineClock:
 
 
 def threads_of(pid: int) -> list[tuple[int, int, int]]:
-    """Of each thread of a process: its number, its CPU time and its wait for a core, in ns; empty where unknown."""
+    """For each thread of a process: its id, CPU time and wait for a core, in ns; empty if unknown."""
     folder = f"/proc/{pid}/task"
     rows: list[tuple[int, int, int]] = []
     with suppress(OSError):  # the process has ended
@@ -191,7 +194,7 @@ def threads_of(pid: int) -> list[tuple[int, int, int]]:
 
 
 def busy_time_ns(root: Path = ROOT) -> tuple[int, int]:
-    """Time in which the cores that this process may use were busy, whoever used them, and stolen time of that."""
+    """Busy time, by any program, of the cores that this process may use, and the stolen part of that time."""
     try:
         lines = (root / "proc/stat").read_text().splitlines()
         cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
@@ -199,14 +202,14 @@ def busy_time_ns(root: Path = ROOT) -> tuple[int, int]:
         tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
         busy = sum(row[i] for row in rows for i in _BUSY) * tick_ns
         return (busy, sum(row[_STEAL] for row in rows) * tick_ns) if rows else (-1, -1)
-    except (OSError, ValueError, IndexError, AttributeError):  # not Linux, or a file of another form
+    except (OSError, ValueError, IndexError, AttributeError):  # not Linux, or an unexpected format
         return -1, -1
 
 
 def pressure_ns(root: Path = ROOT) -> int:
-    """Time in which some program was ready and had no core, as the kernel's pressure figures (PSI) have it."""
+    """Time in which some program was ready without a core, from the kernel's pressure stall information (PSI)."""
     try:
         words = (root / "proc/pressure/cpu").read_text().split()
         return int(words[words.index("some") + 4].removeprefix("total=")) * 1000
-    except (OSError, ValueError, IndexError):  # a kernel without them
+    except (OSError, ValueError, IndexError):  # a kernel without PSI
         return -1

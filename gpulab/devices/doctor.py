@@ -1,4 +1,4 @@
-"""What this machine can measure, what it cannot, and the next step: the facts behind `gpulab doctor`."""
+"""What this machine can and cannot measure, and the next step: the checks behind `gpulab doctor`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def examine(
     nvml_module: ModuleType | None = None,
     try_tracing: Callable[[], ProbeResult] = gpus.try_tracing,
 ) -> tuple[Check, ...]:
-    """Check everything that decides what can be measured here. Never raises; imports torch where it is installed.
+    """Check everything that decides what can be measured here. Never raises; imports torch if it is installed.
 
-    `store` is the folder of the runs (the default store where None). `nvml_module` replaces `pynvml` (scripted fake).
-    `try_tracing` profiles a small kernel where there is a GPU, in a process of its own: CUDA is not started here.
+    `store` is the folder of the runs (None: the default store). `nvml_module` replaces `pynvml` (scripted fake).
+    `try_tracing` profiles a small kernel if there is a GPU, in a separate process: CUDA is not started in this one.
     """
     checks: list[Check] = [Check("Python", "ok", f"{platform.python_version()} on {platform.system()}")]
     checks += _guarded("PyTorch", lambda: [_torch()])
@@ -155,7 +155,7 @@ def _kernels_in_trace(try_tracing: Callable[[], ProbeResult]) -> Check:
 
 
 def _against(reason: str) -> str:
-    """What may help where no kernel is traced."""
+    """What may help if no kernel is traced."""
     if "PRIVILEGE" in reason.upper() or _profiling_is_admin_only():
         return (
             "The driver restricts CUPTI to administrators: load it with NVreg_RestrictProfilingToAdminUsers=0, or "

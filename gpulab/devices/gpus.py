@@ -1,8 +1,9 @@
 """The GPUs that CUDA offers to this process, and those it uses, without initializing CUDA in the user's process.
 
 Forked children cannot use CUDA once their parent has initialized it: asking CUDA for the name of a GPU would keep a
-notebook from training in forked processes. So NVML answers. Where it cannot, a separate process asks CUDA. Its last
-line is one JSON object, `{"gpus": [...]}` or `{"kernels": n}`; complaints of CUDA and CUPTI are on its standard error.
+notebook from training in forked processes. So NVML is asked. If NVML cannot answer, a separate process asks CUDA. The
+last line of its output is one JSON object, `{"gpus": [...]}` or `{"kernels": n}`; messages of CUDA and CUPTI go to
+standard error.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 # 32-bit floating-point results per clock and SM, by compute capability (CUDA C++ Programming Guide, "Arithmetic
-# Instructions"): what NVML calls a core. A capability that is not here leaves the number of SMs unknown.
+# Instructions"): NVML's "cores". For a capability that is not listed, the number of SMs is unknown.
 CORES_PER_SM = {
     (6, 0): 64, (6, 1): 128, (6, 2): 128, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 7): 128,
     (8, 9): 128, (9, 0): 128, (10, 0): 128, (10, 3): 128, (11, 0): 128, (12, 0): 128, (12, 1): 128,
@@ -48,10 +49,10 @@ class Gpu(Struct, frozen=True):
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ, nvml: ModuleType | None = None) -> list[Gpu] | None:
-    """The GPUs that CUDA would number from 0; None where NVML does not work, or cannot tell the numbers.
+    """The GPUs in CUDA's numbering from 0; None if NVML does not work, or cannot determine the numbering.
 
-    It cannot where different GPUs are counted (CUDA puts the fastest first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID),
-    and where a GPU split by MIG is meant as a whole.
+    It cannot if the GPUs differ (CUDA puts the fastest first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID), or if a GPU
+    split by MIG is meant as a whole.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -67,7 +68,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, nvml: ModuleType | Non
 
 
 def driver_cuda(nvml: ModuleType | None = None) -> tuple[int, int] | None:
-    """The newest CUDA the driver can run, as (major, minor); None where NVML does not say."""
+    """The newest CUDA that the driver can run, as (major, minor); None if NVML does not report it."""
     try:
         with session(nvml) as nv:
             version: int = nv.nvmlSystemGetCudaDriverVersion_v2()
@@ -81,7 +82,7 @@ def _wholes(nv: ModuleType) -> list[object]:
 
 
 def _by_uuid(nv: ModuleType, words: Sequence[str]) -> list[object] | None:
-    """As CUDA reads a list of UUIDs: prefixes are enough, and an unknown one ends the list."""
+    """The GPUs of a list of UUIDs, read as CUDA does: prefixes are enough, and an unknown UUID ends the list."""
     handles = {nv.nvmlDeviceGetUUID(h): h for whole in _wholes(nv) for h in (whole, *mig_parts(nv, whole))}
     uuids: list[str] = []
     for word in words:
@@ -95,7 +96,7 @@ def _by_uuid(nv: ModuleType, words: Sequence[str]) -> list[object] | None:
 
 
 def _by_number(nv: ModuleType, visible: str | None, *, by_bus: bool) -> list[object] | None:
-    """As CUDA reads a list of numbers; without one, every GPU."""
+    """The GPUs of a list of numbers, read as CUDA does; without a list, every GPU."""
     wholes = _wholes(nv)
     numbers = list(range(len(wholes))) if visible is None else _numbers(visible, len(wholes))
     if not numbers:
@@ -107,7 +108,7 @@ def _by_number(nv: ModuleType, visible: str | None, *, by_bus: bool) -> list[obj
 
 
 def _numbers(text: str, count: int) -> list[int]:
-    """An entry that is no number of a GPU ends the list; a repeated number makes it void."""
+    """The numbers in a list: an entry that is not a GPU's number ends the list, a repeated number makes it void."""
     numbers: list[int] = []
     for word in text.split(","):
         number = re.match(r"\s*\+?(\d+)", word)
@@ -134,7 +135,7 @@ def _described(nv: ModuleType, handle: object) -> Gpu:
 
 
 def _sm_count(nv: ModuleType, handle: object, capability: tuple[int, ...] | None) -> int | None:
-    """NVML gives the SMs of a MIG part, and the cores of a whole GPU."""
+    """The number of SMs: NVML has the SMs of a MIG part, but only the cores of a whole GPU."""
     parts = _or_none(lambda: int(nv.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount))
     if parts:
         return parts
@@ -144,15 +145,15 @@ def _sm_count(nv: ModuleType, handle: object, capability: tuple[int, ...] | None
 
 
 def _or_none(ask: Callable[[], Value]) -> Value | None:
-    with contextlib.suppress(Exception):  # each question on its own: one refusal must not hide the rest
+    with contextlib.suppress(Exception):  # separate queries: one refusal must not hide the rest
         return ask()
     return None
 
 
-TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
+TIMEOUT_S = 60.0  # mostly for importing PyTorch from a slow disk
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # NVIDIA, Jetson, AMD, WSL
 DECIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-LAUNCHED = 64  # in a trial: CUPTI of CUDA 12.6 to 13.0 loses a few at a session's start (pytorch#192021)
+LAUNCHED = 64  # in a test: CUPTI of CUDA 12.6 to 13.0 loses a few at a session's start (pytorch#192021)
 
 Question = Literal["gpus", "kernels"]
 _CUPTI_LINE = re.compile(r"^.*(?:CUPTI|[Ii]nsufficient [Pp]rivilege).*$", re.MULTILINE)
@@ -160,14 +161,14 @@ _LOG_PREFIX = re.compile(r"^(?:\[[^\]]*\]|\w+:\S+ \S+ \S+ \S+\]|\s)+")
 
 
 class ProbeResult(Struct, frozen=True):
-    """How many of `LAUNCHED` small profiled kernels the trace has, or why it has none."""
+    """How many of the `LAUNCHED` small profiled kernels the trace has, or why it has none."""
 
     kernels: int
     reason: str = ""
 
 
 def gpus_by_cuda() -> list[Gpu]:
-    """The GPUs in PyTorch's order; none where there is no device file of one. Takes seconds, once."""
+    """The GPUs in PyTorch's order; empty if there is no device file of a GPU. Takes seconds, once."""
     if not any(map(os.path.exists, DEVICE_FILES)):
         return []
     return list(_gpus(tuple(os.environ.get(name) for name in DECIDING)))
@@ -186,7 +187,7 @@ def try_tracing() -> ProbeResult:
 
 
 def probe_result(done: subprocess.CompletedProcess[str] | None) -> ProbeResult:
-    """The result in the output of the process; None: it did not end in time."""
+    """The result from the output of the process; None: it did not end in time."""
     if done is None:
         return ProbeResult(0, f"the trial did not end within {TIMEOUT_S:g} s")
     kernels = _last_object(done.stdout).get("kernels")
@@ -204,7 +205,7 @@ def probe_result(done: subprocess.CompletedProcess[str] | None) -> ProbeResult:
 
 
 def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
-    """The answer of a process of its own; None where it does not end in time."""
+    """The answer of a separate process; None if it does not end in time."""
     import subprocess
 
     try:
@@ -227,7 +228,7 @@ def _own_gpus() -> list[Gpu]:
 
 
 def described(properties: Any) -> Gpu:
-    """A GPU as `torch.cuda.get_device_properties` gives it; a PyTorch before 2.5 knows no UUID."""
+    """A GPU from `torch.cuda.get_device_properties`; PyTorch before 2.5 has no UUID."""
     uuid = getattr(properties, "uuid", None)
     return Gpu(
         name=properties.name,
@@ -239,7 +240,7 @@ def described(properties: Any) -> Gpu:
 
 
 def _kernels() -> int:
-    """Profile small kernels, count those that the device reports."""
+    """Profile small kernels and count the kernels that the device reports."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -253,7 +254,7 @@ def _kernels() -> int:
 
 
 def kernels_among(events: Iterable[Any]) -> int:
-    """How many of torch's profiler events are kernels of a GPU: no copies, and no waits, which some versions record."""
+    """How many of torch's profiler events are GPU kernels, without copies and the waits that some versions record."""
     on_device = (event.name for event in events if event.device_type.name == "CUDA")
     return sum(not name.startswith("Mem") and "Sync" not in name for name in on_device)
 
@@ -268,7 +269,7 @@ def _last_object(text: str) -> dict[str, object]:
 
 
 def in_use() -> list[int]:
-    """GPUs on which torch's allocator holds memory; the current one where the allocator is not torch's own."""
+    """GPUs on which torch's allocator holds memory; the current GPU if the allocator is not torch's own."""
     torch = torch_with_cuda()
     if torch is None:
         return []
@@ -279,16 +280,16 @@ def in_use() -> list[int]:
 
 
 def in_graph_capture() -> bool:
-    """Whether this thread captures a CUDA graph: what is launched becomes part of it, and waiting makes it invalid."""
+    """Whether this thread captures a CUDA graph: launches become part of the graph, and waiting would invalidate it."""
     torch = torch_with_cuda()
     try:
         return torch is not None and bool(torch.cuda.is_current_stream_capturing())
-    except RuntimeError:  # a GPU whose error stays captures nothing
+    except RuntimeError:  # a GPU with a permanent error captures nothing
         return False
 
 
 def synchronize(more: Iterable[int] = ()) -> None:
-    """Wait for the GPUs in use, and for `more`. Raises DeviceLost where an error of the GPU stays."""
+    """Wait for the GPUs in use, and for `more`. Raises DeviceLost after a permanent GPU error."""
     torch = torch_with_cuda()
     if torch is None:
         return
@@ -301,7 +302,7 @@ def synchronize(more: Iterable[int] = ()) -> None:
 
 
 def lost() -> DeviceLost | None:
-    """The error of a GPU that stays, if there is one. Waits for the GPUs in use."""
+    """The permanent error of a GPU, if any. Waits for the GPUs in use."""
     try:
         synchronize()
     except DeviceLost as e:
@@ -310,20 +311,20 @@ def lost() -> DeviceLost | None:
 
 
 def free_bytes(index: int) -> int:
-    """Free memory of that GPU, as CUDA tells it. CUDA must have been started."""
+    """Free memory of that GPU, from CUDA, which must have been initialized."""
     import torch
 
     return int(torch.cuda.mem_get_info(index)[0])
 
 
 def torch_with_cuda() -> ModuleType | None:
-    """torch, where it has started CUDA."""
+    """torch, if it has initialized CUDA; else None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _stays(torch: ModuleType, index: int) -> bool:
-    """Whether the error is permanent: then every call raises it."""
+    """Whether the error is permanent, so that every call raises it."""
     try:
         torch.cuda.synchronize(index)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The limits of the machine, such as usable cores and memory, its versions, and the device that is profiled."""
+"""The machine's limits, such as usable cores and memory, its software versions, and the device that is profiled."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def usable_cores(root: Path = ROOT) -> float:
-    """Cores this process may use: its affinity, cut by the CPU quota of its cgroups (v1 and v2).
+    """Cores this process may use: its affinity, limited by the CPU quota of its cgroups (v1 and v2).
 
-    `root` stands for "/" (tests give a folder).
+    `root` replaces "/" (tests use a folder).
     """
     return min([float(affinity_cores()), *core_quotas(root)])
 
@@ -40,13 +40,13 @@ def affinity_cores() -> int:
 
 
 def memory_total_bytes() -> int | None:
-    """Memory this process may use: the machine's, or the cgroup's limit where that is smaller."""
+    """Memory this process may use: that of the machine, or the cgroup's limit if smaller."""
     total = _physical_bytes()
     return min((x for x in (total, memory_limit_bytes()) if x is not None), default=None)
 
 
 def _physical_bytes() -> int | None:
-    """Without psutil where possible: its import takes as long as all else here."""
+    """The machine's memory, without psutil if possible: its import takes as long as everything else in this module."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
         pages = os.sysconf("SC_PHYS_PAGES")
         if pages > 0:
@@ -60,7 +60,7 @@ def _physical_bytes() -> int | None:
 
 
 def shared_memory_bytes(path: str = "/dev/shm") -> int | None:
-    """Size of the shared memory through which loader workers hand over batches; None where there is none."""
+    """Size of the shared memory through which loader workers hand over batches; None if there is none."""
     try:
         stat = os.statvfs(path)
     except (OSError, AttributeError):
@@ -69,9 +69,9 @@ def shared_memory_bytes(path: str = "/dev/shm") -> int | None:
 
 
 def environment(packages: Mapping[str, str] | None = None) -> Environment:
-    """The machine and the software, as far as they matter for the figures. Imports nothing heavy.
+    """The machine and the software, as far as they affect the figures. Imports no heavy packages.
 
-    `packages`: versions where the caller has them; reading them takes the longest.
+    `packages`: versions, if the caller has them; reading them takes the longest.
     """
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)  # None, too, while another thread imports it
     return Environment(
@@ -102,9 +102,9 @@ def cpu_name() -> str:
 def detect_device(requested: str = "auto") -> Device:
     """The device whose time is accounted: "auto", "cpu", "cuda" (the current GPU) or "cuda:<index>".
 
-    torch is imported only where it must answer: a GPU is asked for, or "auto" on a machine that may have one. CUDA is
-    never started in this process: until the user's code does, NVML tells what is there (else a process of its own).
-    Raises UsageError where the request cannot be met.
+    torch is imported only if needed: for a requested GPU, or for "auto" on a machine that may have one. CUDA is never
+    initialized here: until the user's code does, NVML lists the GPUs (or else a separate process). Raises UsageError if
+    the request cannot be met.
     """
     kind, _, number = requested.partition(":")
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", requested):
@@ -129,7 +129,7 @@ def detect_device(requested: str = "auto") -> Device:
 
 
 def nvml_sees_a_gpu() -> bool:
-    """Whether the driver's library lists any GPU. Starts no CUDA."""
+    """Whether the driver's library lists any GPU. Does not initialize CUDA."""
     try:
         with session() as nv:
             return bool(nv.nvmlDeviceGetCount())
@@ -142,9 +142,10 @@ def _cpu() -> Device:
 
 
 def _gpus(torch: ModuleType) -> list[Gpu]:
-    """The GPUs this PyTorch can use, in its order: by PyTorch once CUDA is initialized here, before that by NVML."""
+    """The GPUs that this PyTorch can use, in its order: from PyTorch once CUDA is initialized here, before that from
+    NVML."""
     if torch.cuda.is_initialized():
-        with contextlib.suppress(RuntimeError):  # an error of the GPU stays: NVML still tells what is there
+        with contextlib.suppress(RuntimeError):  # after a permanent GPU error, NVML still lists the GPUs
             return [gpus.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
     if torch.version.cuda is None and torch.version.hip is None:
         return []
@@ -155,13 +156,14 @@ def _gpus(torch: ModuleType) -> list[Gpu]:
 
 
 def _driver_is_too_old(torch: ModuleType) -> bool:
-    """Within a major version of CUDA every driver runs every program (NVIDIA's minor version compatibility)."""
+    """Whether the driver is too old; within a major CUDA version, all drivers run (NVIDIA's minor version
+    compatibility)."""
     newest = driver_cuda()
     return newest is not None and newest[0] < int(torch.version.cuda.partition(".")[0])
 
 
 def _current(torch: ModuleType) -> int:
-    """The current GPU; before CUDA runs in this process it is the first one."""
+    """The current GPU; before CUDA is initialized in this process, the first one."""
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):
             return int(torch.cuda.current_device())

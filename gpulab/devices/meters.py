@@ -1,8 +1,8 @@
-"""Meters, which read curves of a GPU, a program or a fake in one way, and the meter of the process tree.
+"""Meters, a common way to read curves of a GPU, a program or a fake; and the meter of the process tree.
 
-A meter gives one value per series and reading. A value that cannot be read is None, never 0. A series that fails when
-the meter opens is not offered and is listed as missing; one that starts failing later is given up after
-`FAILURES_UNTIL_LOST` readings and listed as missing since the first of them. No reading ever raises.
+A meter returns one value per series and reading. A value that cannot be read is None, never 0. A series that fails when
+the meter opens is not offered and is listed as missing. A series that starts to fail later is dropped after
+`FAILURES_UNTIL_LOST` failed readings and listed as missing since the first failure. No reading ever raises.
 
 The process tree is the profiled process with its children; loader workers that come and go are counted. CPU: user and
 system time of every live process of the tree, between two readings, as a percentage of the usable cores (100 = all of
@@ -11,7 +11,7 @@ only the part that fell between the readings, as if it had worked evenly. Memory
 plus that of each child without its shared pages (files, shared memory). Anonymous pages a forked worker still shares
 with its parent are in both: an upper bound. The exact figure (PSS) walks page tables and would hold up the training.
 
-This module and the meters import neither NumPy nor torch: the sampling process must start fast and stay small.
+This module and the meters import neither NumPy nor torch, because the sampling process must start fast and stay small.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Query:
         self.lost: dict[int, Unavailable] = {}  # by position in `series`
 
     def opens(self) -> Unavailable | None:
-        """Read once; why, where the whole query fails."""
+        """Read once; returns the reason if the whole query fails."""
         try:
             answers = self._ask()
         except Exception as e:  # a refused query must not cost the others
@@ -75,7 +75,7 @@ class Query:
         return Unavailable(self._what(), failures[0].reason) if len(failures) == len(self.series) else None
 
     def read(self) -> list[float | None]:
-        """The values, None where there is none; a lost series is not asked for again."""
+        """The values, None if there is none; a lost series is not read again."""
         if len(self.lost) == len(self.series):
             return [None] * len(self.series)
         try:
@@ -107,7 +107,7 @@ class Query:
 
 
 class Meter:
-    """An instrument made of queries: those refused at the start are missing, the others are read in turn.
+    """An instrument made of queries: queries that fail at the start are missing, the others are read in turn.
 
     Used by one thread.
     """
@@ -121,25 +121,25 @@ class Meter:
         self._close = close
 
     def series(self) -> tuple[SeriesInfo, ...]:
-        """What is read, in the order of the values of `read`."""
+        """The series, in the order of the values of `read`."""
         return tuple(s for q in self._queries for s in q.series)
 
     def read(self) -> list[float | None]:
-        """One value per series; None where there is none this time."""
+        """One value per series; None if there is none this time."""
         return [value for q in self._queries for value in q.read()]
 
     def missing(self) -> tuple[Unavailable, ...]:
-        """What cannot be read and why; grows when a series is lost in the middle."""
+        """What cannot be read and why; grows when a series is lost during the run."""
         return (*self._unavailable, *(why for q in self._queries for why in q.lost.values()))
 
     def close(self) -> None:
-        """Release what the meter holds. May be called twice."""
+        """Release the meter's resources. May be called twice."""
         close, self._close = self._close, None
         if close is not None:
             close()
 
 
-DISCOVERY_SHARE = 0.01  # of the time for the search for new children
+DISCOVERY_SHARE = 0.01  # share of the time for the search for new children
 
 
 def host_meter(pid: int, usable_cores: float) -> Meter:
@@ -172,7 +172,7 @@ def _reason_of(error: Exception) -> str:
 class _Member(Struct):
     process: psutil.Process
     cpu_s: float
-    age_at_discovery_s: float | None  # how long it had lived unseen when it was found
+    age_at_discovery_s: float | None  # its age when it was found
 
 
 class _Tree:
@@ -188,7 +188,7 @@ class _Tree:
         self._members: dict[int, _Member] = {pid: _Member(self._root, _cpu_s(self._root), None)}
         self._read_s: float | None = None
         self._next_discovery_s = 0.0
-        self._users: set[int] = set()  # checked twice: right after a fork a child has our environment
+        self._users: set[int] = set()  # checked twice: right after a fork, a child still has gpulab's environment
 
     def ask(self) -> list[Answer]:
         """CPU %, bytes and number of processes. Raises NoSuchProcess when the profiled process is gone."""
@@ -260,9 +260,9 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def children_of(pid: int) -> set[int] | None:
-    """All descendants, from the lists Linux keeps per thread: far cheaper than looking at every process.
+    """All descendants, from the lists that Linux keeps per thread: far cheaper than a scan of all processes.
 
-    None where the system has no such lists (not Linux, or a kernel without CONFIG_PROC_CHILDREN).
+    None if the system has no such lists (not Linux, or a kernel without CONFIG_PROC_CHILDREN).
     """
     descendants: set[int] = set()
     waiting = [pid]
@@ -273,7 +273,7 @@ def children_of(pid: int) -> set[int] | None:
         except OSError:
             if parent == pid:
                 return None
-            continue  # it ended while we looked
+            continue  # it ended meanwhile
         waiting += direct - descendants
         descendants |= direct
     return descendants

@@ -1,6 +1,6 @@
-"""NVIDIA's management library as a meter: every query on its own, so that one refusal never hides the rest.
+"""NVIDIA's management library as a meter. Queries are separate, so that one refusal never hides the rest.
 
-NVML is reached through the module `pynvml` of the distribution nvidia-ml-py. No driver is a reason, not an error.
+NVML is reached through the module `pynvml` of the distribution nvidia-ml-py. A missing driver is reported, not raised.
 A handle is used only by the process that opened it: after a fork every reading is None.
 
 Hardware counters (SM, occupancy, tensor, DRAM, PCIe) come from NVML GPM on Hopper and newer: the average between two
@@ -62,7 +62,7 @@ def reason_of(error: Exception) -> str:
 def load_nvml() -> ModuleType:
     """The module `pynvml`. Raises ImportError where nvidia-ml-py is missing."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of the deprecated distribution; the doctor names it
+        warnings.simplefilter("ignore", FutureWarning)  # from the deprecated distribution; the doctor reports it
         import pynvml
     module: ModuleType = pynvml
     return module
@@ -70,7 +70,7 @@ def load_nvml() -> ModuleType:
 
 @contextlib.contextmanager
 def session(nvml: ModuleType | None = None) -> Iterator[ModuleType]:
-    """NVML for a few queries. Raises what its import and nvmlInit raise; `reason_of` explains it."""
+    """NVML for a few queries. Raises the errors of its import and of nvmlInit; `reason_of` explains them."""
     nv = nvml or load_nvml()
     nv.nvmlInit()
     try:
@@ -80,10 +80,10 @@ def session(nvml: ModuleType | None = None) -> Iterator[ModuleType]:
 
 
 def nvml_index_for(uuid: str | None, nvml: ModuleType | None = None) -> int | None:
-    """NVML's index of the GPU that torch names by `uuid` (with or without "GPU-" in front), or whose MIG part it is.
+    """NVML's index of the GPU with torch's `uuid` (with or without "GPU-" in front), which may also name a MIG part.
 
-    None where NVML has no such GPU or does not work. Without a UUID (old torch) the only GPU of a machine is meant;
-    with several nothing can be said.
+    None if NVML has no such GPU or does not work. Without a UUID (old torch) it is the only GPU of the machine; None if
+    there are several.
     """
     try:
         with session(nvml) as nv:
@@ -114,7 +114,7 @@ def bare_uuid(uuid: str) -> str:
 
 
 def mig_parts(nv: ModuleType, handle: object) -> Iterator[object]:
-    """Handles of the parts into which MIG splits a GPU; none where it is not split."""
+    """Handles of the parts into which MIG splits a GPU; none if it is not split."""
     try:
         most: int = nv.nvmlDeviceGetMaxMigDeviceCount(handle)
     except Exception:  # a GPU without MIG, or a driver that does not know it
@@ -125,7 +125,7 @@ def mig_parts(nv: ModuleType, handle: object) -> Iterator[object]:
 
 
 class _Place(Struct, frozen=True):
-    """A GPU as NVML numbers it; of a MIG part also its own handle: `handle` is what memory and processes belong to."""
+    """A GPU by its NVML index; for a MIG part also the part's handle. `handle` is the owner of memory and processes."""
 
     index: int
     whole: object
@@ -165,7 +165,7 @@ class _Gpu:
         self.unavailable: list[Unavailable] = []
 
     def queries(self) -> list[Query]:
-        """Every query this GPU might answer. A MIG part has its own memory, processes and counters, and no other."""
+        """Every query this GPU might answer. A MIG part has only memory, processes and counters."""
         nv, h, whole = self._nv, self._whole, self._of_whole
         simple: list[tuple[str, str, str, Callable[[], float | None]]] = [
             ("gpu_utilization_pct", "%", f"GPU utilization{whole}", lambda: nv.nvmlDeviceGetUtilizationRates(h).gpu),
@@ -193,7 +193,8 @@ class _Gpu:
         return queries + self._gpm_query()
 
     def close(self) -> None:
-        """Free the GPM samples, then end NVML; nothing after a fork, where the handles are not ours."""
+        """Free the GPM samples, then end NVML. After a fork it does nothing, because the handles belong to the
+        parent."""
         if os.getpid() != self._owner:
             return
         if self._gpm is not None:
@@ -211,7 +212,8 @@ class _Gpu:
         return one
 
     def _memory_reader(self) -> Callable[[], float]:
-        """Version 2 leaves the driver's reserve out, as nvidia-smi does; older drivers only have version 1."""
+        """A reader of used memory. Version 2 excludes the driver's reserve, as nvidia-smi does; older drivers have only
+        version 1."""
         nv, h = self._nv, self._handle
         try:
             version = nv.nvmlMemory_v2
@@ -264,7 +266,7 @@ GPM_LABELS = tuple(label for _, _, label, _, _ in GPM_SERIES)
 
 
 def gpm_refusal(nv: ModuleType, handle: object) -> str | None:
-    """Why this GPU gives no hardware counters through NVML GPM; None where it does."""
+    """Why this GPU has no hardware counters through NVML GPM; None if it has."""
     try:
         supported = bool(nv.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
     except Exception as e:
@@ -273,7 +275,7 @@ def gpm_refusal(nv: ModuleType, handle: object) -> str | None:
 
 
 class _Gpm:
-    """Two alternating GPM samples; each pair gives the averages of the time between them."""
+    """Two alternating GPM samples; each pair yields the averages over the time between them."""
 
     def __init__(self, nv: ModuleType, place: _Place) -> None:
         self._nv, self._place = nv, place
@@ -287,7 +289,7 @@ class _Gpm:
             self._request.metrics[slot].metricId = metric
 
     def ask(self) -> list[Answer]:
-        """The averages since the last sample; all None until the two lie far enough apart."""
+        """The averages since the last sample; all None until the two are far enough apart."""
         nothing: list[Answer] = [None] * len(GPM_SERIES)
         now_s = time.perf_counter()
         too_early = self._sampled_s is not None and now_s - self._sampled_s < GPM_INTERVAL_S
@@ -314,7 +316,7 @@ class _Gpm:
         return [self._answer(slot, factor) for slot, (_, _, _, _, factor) in enumerate(GPM_SERIES)]
 
     def free(self) -> None:
-        """Give both samples back; before nvmlShutdown."""
+        """Free both samples; call before nvmlShutdown."""
         while self._samples:
             sample = self._samples.pop()
             with contextlib.suppress(self._nv.NVMLError):
@@ -329,7 +331,7 @@ class _Gpm:
 
 
 def sees_host_pids() -> bool:
-    """Whether process ids here are the host's, as NVML's are; not so in most containers."""
+    """Whether process ids here are those of the host, which NVML uses; false in most containers."""
     try:
         return os.readlink("/proc/self/ns/pid") == HOST_PID_NAMESPACE
     except OSError:

@@ -1,6 +1,6 @@
 """The Python processes that gpulab starts for itself, which no figure of a run includes.
 
-A variable of their environment marks them and, by inheritance, their children.
+An environment variable marks these processes and, by inheritance, their children.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def marked(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def is_gpulabs(pid: int) -> bool:
-    """Whether gpulab, or a process of gpulab's own, started that process. False where the system does not tell."""
+    """Whether gpulab, or a process that gpulab started, started that process. False if the system does not show it."""
     try:
         return _ENTRY in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -52,7 +52,7 @@ def _is_by_psutil(pid: int) -> bool:
 
 
 def run_python(call: str, *arguments: object, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Call "module:function" in a Python process of its own; what that wrote. Raises subprocess.TimeoutExpired."""
+    """Call "module:function" in a separate Python process; returns its output. Raises subprocess.TimeoutExpired."""
     import subprocess
 
     return subprocess.run(
@@ -68,9 +68,9 @@ def run_python(call: str, *arguments: object, timeout_s: float | None = None) ->
 
 
 def _command(call: str, arguments: Sequence[object]) -> list[str]:
-    """The function gets its arguments as JSON, and finds modules where this process does.
+    """The command line. The function gets its arguments as JSON, and uses this process's import path.
 
-    Without `site` Python starts in a third of the time.
+    Without `site`, Python starts in a third of the time.
     """
     module, _, function = call.partition(":")
     return [sys.executable, "-S", "-P", "-c", _CALL, json.dumps([import_path(), module, function, arguments])]
@@ -96,13 +96,13 @@ def start_child(
 
 @contextmanager
 def ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ask such a child to end and wait for it inside; afterwards it is killed if it still runs."""
+    """Ask such a child to end; wait for it in the block. If it still runs afterwards, it is killed."""
     assert process.stdin is not None and process.stdout is not None
     try:
-        with suppress(OSError):  # it has ended already; and its end of input would not show while workers hold the pipe
+        with suppress(OSError):  # if it has already ended; closing its input is not enough while workers hold the pipe
             os.write(process.stdin.fileno(), b".")
         yield
-    finally:  # also when an interrupt lands inside
+    finally:  # also after an interrupt
         if process.poll() is None:
             process.kill()
             process.wait()
@@ -117,5 +117,5 @@ def write_message(message: Mapping[str, object]) -> None:
 
 
 def import_path() -> list[str]:
-    """A `sys.path` for another process, which may run in another folder: the empty entry becomes this folder."""
+    """A `sys.path` for another process, which may run in another folder: the empty entry becomes the current folder."""
     return [*(path or os.getcwd() for path in sys.path), str(PACKAGE_FOLDER.resolve().parent)]

@@ -1,4 +1,5 @@
-"""Versions of the packages that matter for the figures. Without NumPy and torch: the sampling process imports this."""
+"""Versions of the packages that affect the figures. Imports neither NumPy nor torch: the sampling process imports
+it."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ PACKAGES = (
 
 
 def package_versions() -> Iterator[tuple[str, str]]:
-    """Name and version of those that are installed."""
-    import importlib.metadata  # with email and zipfile
+    """Name and version of each of these packages that is installed."""
+    import importlib.metadata  # imports email and zipfile
 
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             text = importlib.metadata.distribution(name).read_text("METADATA") or ""
-            version = re.search(r"^Version: *(\S+)", text, re.MULTILINE)  # parsed as a mail it takes 3 ms each
+            version = re.search(r"^Version: *(\S+)", text, re.MULTILINE)  # parsing it as a mail takes 3 ms each
             yield name, version[1] if version else importlib.metadata.version(name)

@@ -2,8 +2,8 @@
 
 Scalars have a folder per run, written by torch's own writer and replaced when they are exported again. `step/…` has
 one point per step, numbered as the steps are; `curve/…` has one point per reading of a meter, in the unit that its name
-ends with, numbered in milliseconds since the start of the run. Long curves are thinned to every n-th point, their
-values unchanged.
+ends with, numbered in milliseconds since the start of the run. Long curves are thinned to every n-th point with
+unchanged values.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]
 Columns = Mapping[str, type]
 
-MOST_POINTS = 10_000  # a tracker draws fewer, and writing takes some 20 µs a point
-_EVENTS_SUFFIX = ".gpulab"  # of event files: marks those that are ours to replace
+MOST_POINTS = 10_000  # trackers draw fewer, and writing takes about 20 µs per point
+_EVENTS_SUFFIX = ".gpulab"  # of event files that gpulab may replace
 
 
 def check_path(path: Path) -> None:
@@ -47,8 +47,8 @@ def check_path(path: Path) -> None:
 def write_table(path: Path, rows: Sequence[Row], columns: Columns) -> None:
     """Write rows, whole or not at all. A missing figure is an empty cell (CSV) or null, never 0.
 
-    What is not finite is missing; text that is no valid Unicode has its code points spelled out. Raises UsageError for
-    an ending of no such file or without a package that writes it, StoreError where the file cannot be written.
+    Values that are not finite count as missing; invalid Unicode is written as code points. Raises UsageError for an
+    unknown file ending or a missing package, StoreError if the file cannot be written.
     """
     check_path(path)
     try:
@@ -105,7 +105,7 @@ def installed(name: str) -> bool:
 
 
 class Scalar(Struct, frozen=True):
-    """One curve. `t_ns` counts from the start of the run; `every`: only each so-manieth point is in it."""
+    """One curve. `t_ns` counts from the start of the run; `every`: only each `every`-th point is included."""
 
     name: str
     number: Int64
@@ -119,7 +119,7 @@ def scalars(run: Run) -> list[Scalar]:
     by_name: dict[str, Scalar] = {}
     for curve in _curves(run):
         name, count = curve.name, 1
-        while name in by_name:  # two meters may have one name, one per GPU say
+        while name in by_name:  # two meters may share a name, e.g. one per GPU
             count += 1
             name = f"{curve.name}_{count}"
         every = -(-len(curve.number) // MOST_POINTS)
@@ -151,8 +151,8 @@ def plain_name(name: str) -> str:
 def write_scalars(run: Run, folder: Path) -> list[Scalar]:
     """Write one run's curves under the folder; returns them. Raises UsageError and StoreError.
 
-    A point's step is the step's number, or milliseconds since the start of the run for a meter's reading; its wall time
-    is when it happened.
+    A point's step is the step's number or, for a meter's reading, milliseconds since the start of the run; its wall
+    time is the time of the measurement.
     """
     import tempfile
 
@@ -162,7 +162,7 @@ def write_scalars(run: Run, folder: Path) -> list[Scalar]:
     except ImportError as e:
         raise UsageError(f"TensorBoard scalars cannot be written: {reason(e)}.") from e
     curves, start_s = scalars(run), 0.0
-    with contextlib.suppress(StoreError, OverflowError):  # its date cannot be read
+    with contextlib.suppress(StoreError, OverflowError):  # if its date cannot be read
         start_s = moment(run.created).timestamp()
     with tempfile.TemporaryDirectory(prefix="gpulab-") as stage:
         with contextlib.closing(SummaryWriter(stage, filename_suffix=_EVENTS_SUFFIX)) as writer:
@@ -179,7 +179,7 @@ def _put_in_place(run: Run, stage: Path, folder: Path) -> None:
             with contextlib.suppress(OSError):
                 for file in old.glob(f"events.out.tfevents.*{_EVENTS_SUFFIX}"):
                     file.unlink()
-                old.rmdir()  # of a run that has another name by now; not where somebody else's files are
+                old.rmdir()  # of a renamed run; fails if other files are in it
     # what TensorBoard lists: the user's name, and the id because names may repeat
     name = plain_name(run.settings.name).replace("/", "_")[:60] if run.settings.name else ""
     home = folder / f"{name} {run.id}".strip()

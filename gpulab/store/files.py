@@ -54,7 +54,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Raises StoreError where the path of a file is a folder, or its folder does not exist."""
+    """Raises StoreError if the path of a file is a folder, or its folder does not exist."""
     if not path.name or os.path.isdir(path):
         raise StoreError(f"{str(path)!r} is a folder: name a file in it.")
     if not os.path.isdir(path.absolute().parent):
@@ -72,7 +72,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the platform can."""
+    """Flush the names in a folder to the disk, if the platform can."""
     with contextlib.suppress(OSError):  # not every platform opens a folder
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -82,7 +82,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def size_bytes(folder: Path) -> int:
-    """The size of all files in a folder; files that disappear meanwhile do not count."""
+    """The size of all files in a folder, without files that disappear meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -92,14 +92,14 @@ def size_bytes(folder: Path) -> int:
 
 
 def reason(error: Exception) -> str:
-    """Why it failed, in the words of the system, for use after a colon."""
+    """The system's reason for an error, for use after a colon."""
     if isinstance(error, OSError) and error.strerror:
         return decapitalized(error.strerror)
     return str(error) or type(error).__name__
 
 
 def lock(file: int) -> bool | None:
-    """Try to lock a file: whether that succeeded. None where the file system has no locks."""
+    """Try to lock a file; returns whether it succeeded, None if the file system has no locks."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -115,13 +115,13 @@ def lock(file: int) -> bool | None:
 
 @contextlib.contextmanager
 def orphaned(path: Path, stale_s: float) -> Iterator[bool]:
-    """Yields whether the writer of a file has ended; the file is locked inside, so only one process handles it.
+    """Yields whether the writer of a file has ended; the file is locked in the block, so only one process handles it.
 
-    Where files cannot be locked: whether it was last written more than `stale_s` seconds ago.
+    If files cannot be locked: yields whether it was last written more than `stale_s` seconds ago.
     """
     try:
         file = os.open(path, os.O_RDWR)
-    except OSError:  # gone meanwhile, or not ours
+    except OSError:  # deleted meanwhile, or of another user
         yield False
         return
     try:
@@ -137,14 +137,14 @@ def orphaned(path: Path, stale_s: float) -> Iterator[bool]:
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """A new folder for temporary files, which is deleted afterwards.
 
-    Folders of the same prefix whose process has died are deleted, too. Raises OSError where none can be created.
+    Folders with the same prefix whose process has died are deleted, too. Raises OSError if none can be created.
     """
     import tempfile
 
     for other in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with orphaned(other / LOCK, math.inf) as ours, contextlib.suppress(OSError):  # no lock yet: it is being created
             if ours:
-                (other / LOCK).unlink()  # the one who makes it sees that it is gone
+                (other / LOCK).unlink()  # its creator will notice the loss
                 shutil.rmtree(other, ignore_errors=True)
     folder, file = _locked_folder(prefix)
     try:
@@ -155,7 +155,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def _locked_folder(prefix: str) -> tuple[Path, int]:
-    """A new folder with a lock. Another process may delete it before it is locked: then the next try counts."""
+    """A new folder with a lock. Another process may delete it before it is locked: then the creation is repeated."""
     import tempfile
 
     while True:
@@ -164,6 +164,6 @@ def _locked_folder(prefix: str) -> tuple[Path, int]:
             file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue
-        if lock(file) is not False and (folder / LOCK).exists():  # None: no file can be locked here
+        if lock(file) is not False and (folder / LOCK).exists():  # None: files cannot be locked here
             return folder, file
         os.close(file)

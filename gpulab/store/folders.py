@@ -1,8 +1,8 @@
 """The run store: one folder per run, so that a run outlives its kernel and opens in other tools.
 
-A folder holds `run.json`, `columns.tables` and, where the profiler ran, `<host>_<pid>.<ns>.pt.trace.json.gz`: the name
-by which TensorBoard's PyTorch plugin finds it. A folder appears under its final name only when it is complete; until
-then it is hidden. Several processes may save and read at once without a lock.
+A folder holds `run.json`, `columns.tables` and, if the profiler ran, `<host>_<pid>.<ns>.pt.trace.json.gz`, the name
+that TensorBoard's PyTorch plugin looks for. A folder appears under its final name only when it is complete; until then
+it is hidden. Several processes may save and read at once without a lock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WriteTrace = Callable[[Path], None]
 
 
 def new_id(now: datetime | None = None) -> str:
-    """A unique id: the UTC second and 40 random bits, which leave the global random state alone."""
+    """A unique id: the UTC second and 40 random bits, drawn without the global random state."""
     return f"{(now or datetime.now(UTC)).astimezone(UTC):%Y%m%d-%H%M%S}-{os.urandom(5).hex()}"
 
 
@@ -62,10 +62,11 @@ class Store:
         self.root = default_root() if root is None else Path(root).absolute()
 
     def save(self, run: Run, write_trace: WriteTrace | None = None) -> Path:
-        """Write a run, and its trace where `write_trace(path)` makes one (gzip, Chrome trace JSON). Returns its folder.
+        """Write a run, and its trace if `write_trace(path)` makes one (gzip, Chrome trace JSON). Returns the run's
+        folder.
 
         A trace that cannot be written does not lose the run: the stored record says so in `missing`, and `trace_path`
-        is None. Raises StoreError where the run itself cannot be written; nothing of it is left then.
+        is None. Raises StoreError if the run itself cannot be written; then no files are left.
         """
         if not _SAFE_ID.fullmatch(run.id):
             raise StoreError(f"Run not saved: {run.id!r} cannot be the name of a folder.")
@@ -91,9 +92,9 @@ class Store:
         return final
 
     def add_trace(self, folder: Path, run: Run, write_trace: WriteTrace) -> Run:
-        """Add its trace to a stored run. Returns the run; where the trace cannot be written, `missing` says why.
+        """Add the trace to a stored run. Returns the run; if the trace cannot be written, its `missing` says why.
 
-        Raises StoreError where the stored record cannot be updated.
+        Raises StoreError if the stored record cannot be updated.
         """
         stored = _put_trace(folder, run, write_trace)
         if stored is run:
@@ -108,7 +109,7 @@ class Store:
     def drop_trace(self, key: str | Path, why: str) -> None:
         """Remove the profiler's data from a stored run, which keeps its steps and curves; `missing` says `why`.
 
-        Raises StoreError where it cannot be read or written.
+        Raises StoreError if the run cannot be read or written.
         """
         folder = self.find(key)
         run = read(folder)
@@ -130,14 +131,14 @@ class Store:
                 _remove_traces(folder)
 
     def load(self, key: str | Path) -> Run:
-        """The run `key` names, see `find`. Raises StoreError where there is none or it cannot be read."""
+        """The run that `key` names, see `find`. Raises StoreError if there is none or it cannot be read."""
         return read(self.find(key))
 
     def find(self, key: str | Path) -> Path:
         """The folder of a run.
 
         `key` is the path of a run's folder, an id, "latest", a position from the end ("-1" is the newest), a name (the
-        newest run of that name) or the beginning of an id. Raises StoreError naming the nearest.
+        newest run with that name) or the beginning of an id. Raises StoreError naming the nearest match.
         """
         folder = run_folder(key)
         if folder is not None:
@@ -153,8 +154,8 @@ class Store:
     def rename(self, key: str | Path, name: str) -> None:
         """Rename a run; an empty name removes the name.
 
-        The record changes whole or not at all, its trace and columns are not touched; of two at once the last wins.
-        Raises StoreError where there is no such run, or it cannot be written.
+        The record is replaced atomically, its trace and columns are unchanged; of two simultaneous changes the last
+        wins. Raises StoreError if there is no such run, or it cannot be written.
         """
         folder = self.find(key)
 
@@ -173,10 +174,10 @@ class Store:
             raise StoreError(f"Run {folder.name!r} not renamed: {reason(e)}") from e
 
     def delete(self, key: str | Path) -> bool:
-        """Delete the folder of a run; False where another process has just done so.
+        """Delete the folder of a run; False if another process has just done so.
 
-        For readers it disappears at once, its files follow. Raises StoreError where there is no such run,
-        where it lies outside this store, or where the folder cannot be moved.
+        For readers it disappears at once; then its files are deleted. Raises StoreError if there is no such run, if it
+        lies outside this store, or if the folder cannot be moved.
         """
         folder = self.find(key)
         if folder.parent.resolve() != self.root.resolve():
@@ -195,8 +196,8 @@ class Store:
     def list(self) -> Sequence[Entry]:
         """Every folder of the store, the newest last; unreadable ones come first, with their problem.
 
-        Only headers are read. Runs of killed processes are finished first. Raises StoreError where the store
-        itself cannot be read.
+        Only headers are read. Runs of killed processes are finished first. Raises StoreError if the store itself cannot
+        be read.
         """
         unfinished = self.finish_killed()
         try:
@@ -209,7 +210,7 @@ class Store:
         return sorted([*entries, *unfinished], key=_age)
 
     def finish_killed(self) -> Sequence[Entry]:
-        """Give the runs of killed processes their final folders; returns those for which that fails."""
+        """Move the runs of killed processes to their final folders; returns the runs for which that fails."""
         unfinished = []
         for folder in self.root.glob(f"{RUNNING_PREFIX}*"):
             with orphaned(folder / COLUMNS, _STALE_AFTER_S) as ours:
@@ -223,14 +224,15 @@ class Store:
         return unfinished
 
     def _finish(self, folder: Path) -> str | None:
-        """Why a run cannot get its final folder; None where it has, or where it holds nothing of use."""
+        """Move a run to its final folder. Returns why that fails; None after success, or if the run holds nothing
+        useful."""
         final = self.root / folder.name.removeprefix(RUNNING_PREFIX)
         try:
             if final.exists():
                 _say_no_trace(final)
                 shutil.rmtree(folder)
             elif entry_in(folder).problem is None:
-                with contextlib.suppress(OSError, StoreError):  # it can be read as it is, but more slowly
+                with contextlib.suppress(OSError, StoreError):  # it is readable as is, but more slowly
                     _rewrite(folder, read(folder))
                 for file in folder.glob(".*"):
                     file.unlink()
@@ -253,9 +255,9 @@ class Store:
 
 
 def read(folder: Path, *, timeline: bool = True) -> Run:
-    """The run in a folder. Without its timeline it is read quickly; lists of runs need no more.
+    """The run in a folder. Reading without the timeline is fast and enough for lists of runs.
 
-    Raises StoreError with the reason why it cannot be read.
+    Raises StoreError with the reason if it cannot be read.
     """
     try:
         document = _document(folder)
@@ -266,7 +268,7 @@ def read(folder: Path, *, timeline: bool = True) -> Run:
 
 
 def trace_path(folder: Path) -> Path | None:
-    """The profiler's trace beside a run, for Perfetto, HTA or TensorBoard; None where there is none."""
+    """The profiler's trace in a run's folder, for Perfetto, HTA or TensorBoard; None if it has no trace."""
     return next((f for f in sorted(folder.glob(f"*{TRACE_SUFFIX}")) if f.is_file()), None)
 
 
@@ -307,7 +309,7 @@ def _require_file(path: Path, limit_bytes: int) -> None:
 
 
 def entry_in(folder: Path) -> Entry:
-    """The entry of a folder, from its header; with a `problem` where it cannot be read."""
+    """The entry of a folder, from its header; with a `problem` if it cannot be read."""
     try:
         header, rows = run_format.header_and_rows(_document(folder))
         with _open_columns(folder) as file:
@@ -330,7 +332,7 @@ def _age(entry: Entry) -> tuple[bool, float, int, str]:
 
 
 def run_folder(key: str | Path) -> Path | None:
-    """The folder that a path names, or the path of the document in it; None where it holds no run."""
+    """The run's folder at a path, which may also be that of the document in it; None if it holds no run."""
     folder, name = os.path.split(key)
     if name == DOCUMENT and os.path.isfile(key):
         return Path(folder).absolute()
@@ -341,7 +343,7 @@ def _say_no_trace(folder: Path) -> None:
     """Note in a stored run that its process was killed before the trace was added, if so. Raises OSError."""
     try:
         traced = read(folder).timeline is not None
-    except StoreError:  # its own line of the list says so
+    except StoreError:  # its entry in the list says so
         return
     if traced and trace_path(folder) is None:
         lacking = Missing("trace file", KILLED, key="trace_file")
@@ -353,16 +355,16 @@ def _say_no_trace(folder: Path) -> None:
 
 
 def _with_field(document: bytes, name: str, default: bytes, change: Callable[[bytes], object]) -> bytes:
-    """The document with one field changed; all others keep their bytes, also those of a newer gpulab."""
+    """The document with one field changed; all other fields keep their bytes, also fields of a newer gpulab."""
     fields = msgspec.json.decode(document, type=dict[str, Raw])
     fields[name] = Raw(msgspec.json.encode(change(fields.get(name, Raw(default)))))
     return msgspec.json.encode(fields)
 
 
 def _put_trace(folder: Path, run: Run, write_trace: WriteTrace) -> Run:
-    """Write a run's trace into its folder. Returns the run; where that fails, `missing` says why.
+    """Write a run's trace into its folder. Returns the run; if writing fails, its `missing` says why.
 
-    The trace gets its final name last: TensorBoard also reads hidden folders and would load half a trace.
+    The trace gets its final name last, because TensorBoard also reads hidden folders and would load half a trace.
     """
     unfinished = folder / UNFINISHED_TRACE
     try:
@@ -375,7 +377,7 @@ def _put_trace(folder: Path, run: Run, write_trace: WriteTrace) -> Run:
     except Exception as e:  # whatever the profiler raises: the run is worth more than its trace
         lacking = Missing("trace file", f"it could not be written: {reason(e)}", key="trace_file")
         return replace(run, missing=(*run.missing, lacking))
-    finally:  # also where it was interrupted
+    finally:  # also after an interrupt
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
     return run
@@ -385,10 +387,10 @@ CONFIGURATION_FILE = "gpulab.toml"
 
 
 def configured(table: str) -> dict[str, object]:
-    """A table of the user's configuration file; empty where there is no file, or no such table in it.
+    """A table of the user's configuration file; empty if the file or the table is missing.
 
-    The file of the current folder is used, else that of `$GPULAB_DIR`. Raises UsageError in one line for a file that
-    cannot be read, or a value that is no table.
+    The file in the current folder is used, else the file in `$GPULAB_DIR`. Raises UsageError in one line for a file
+    that cannot be read, or a value that is not a table.
     """
     places = [Path(folder, CONFIGURATION_FILE) for folder in ("", os.environ.get("GPULAB_DIR") or "")]
     try:

@@ -17,9 +17,9 @@ class SeveralJobs(StoreError):
 
 
 def job_of(store: Store, job_id: str) -> Ranks:
-    """All stored ranks of a job, by its id or the beginning of it.
+    """All stored ranks of a job, by its id or the beginning of the id.
 
-    Raises StoreError where there is none that can be read, or several jobs begin so.
+    Raises StoreError if no rank can be read. Raises SeveralJobs if several ids match.
     """
     parts = _parts(store)
     full_id = _full_id([job.id for job, _ in parts], job_id)
@@ -45,7 +45,7 @@ def job_of(store: Store, job_id: str) -> Ranks:
     if absent:
         numbers = ", ".join(map(str, absent[:8])) + ("…" if len(absent) > 8 else "")
         problems.append(Missing(f"rank {numbers}", "its run is not here", key="absent_rank"))
-    for rank, run in runs.items():  # of a run that ended early the steps up to then are complete
+    for rank, run in runs.items():  # a run that ended early still has complete steps
         if run.outcome == "interrupted":
             why = run.outcome_detail or "it was interrupted"
             problems.append(Missing(f"rank {rank}", why, key="interrupted_rank"))
@@ -58,7 +58,8 @@ def job_of(store: Store, job_id: str) -> Ranks:
 
 
 def await_job(store: Store, job_id: str, world_size: int, wait_s: float = WAIT_S) -> Ranks:
-    """The ranks of a job as soon as all are stored, or after `wait_s` seconds: they end one after the other."""
+    """The ranks of a job as soon as all are stored, or after `wait_s` seconds, because ranks end one after the
+    other."""
     until_s = time.monotonic() + wait_s
     while len({job.rank for job, _ in _parts(store) if job.id == job_id}) < world_size:
         if time.monotonic() > until_s:
@@ -73,7 +74,7 @@ def _parts(store: Store) -> list[tuple[Job, Path]]:
 
 
 def _full_id(ids: list[str], beginning: str) -> str:
-    """The id of the job that begins so; the beginning itself where there is none. Raises SeveralJobs."""
+    """The full id of the job with that beginning; the beginning itself if no job matches. Raises SeveralJobs."""
     matches = sorted({job_id for job_id in ids if beginning and job_id.startswith(beginning)})
     if beginning in matches or not matches:
         return beginning

@@ -1,6 +1,6 @@
 """The folder of a run in progress, from which the run is recovered if its process is killed.
 
-A thread of its own updates it once a second, so that no other part of a run delays it.
+A separate thread updates it once a second, so that no other part of a run delays the updates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpulab.store.run_format import ORIGIN, TABLES, encode_header
 from gpulab.store.table_file import Writer
 
 PERIOD_S = 1.0
-END_TIMEOUT_S = 5.0  # for a thread that writes: a signal may have interrupted what it waits for
+END_TIMEOUT_S = 5.0  # for a writing thread: a signal may have interrupted its lock's holder
 
 
 class Journal(Writer):
@@ -32,7 +32,7 @@ class Journal(Writer):
         super().__init__(root / f"{RUNNING_PREFIX}{run_id}" / COLUMNS, TABLES, about)
 
     def write_document(self, run: Run) -> None:
-        """Write the run without its columns, as it is to be read if its process is killed. Raises OSError."""
+        """Write the run without its columns, in the state to recover if its process is killed. Raises OSError."""
         self.begin()
         lacking = Missing(
             "step breakdown and kernels",
@@ -53,9 +53,9 @@ class Journal(Writer):
 
 
 class JournalWriter:
-    """Updates a journal. `write` appends what is new; without a `journal` the run stays in memory.
+    """Updates a journal. `write` appends the new rows; without a `journal` the run stays in memory.
 
-    After a failure the run continues in memory, and the next second brings another try.
+    After a failure the run continues in memory, and the update is tried again a second later.
     """
 
     def __init__(self, journal: Journal | None, write: Callable[[Journal], None]) -> None:
@@ -66,7 +66,7 @@ class JournalWriter:
         self._thread: threading.Thread | None = None
         self._has_rows = False
         self._is_over = False
-        self.problems: tuple[Choice, ...] = ()  # of the last try: none, or one
+        self.problems: tuple[Choice, ...] = ()  # of the last try: at most one
 
     def start(self) -> None:
         """Start the thread; its first update is a second later."""
@@ -75,7 +75,7 @@ class JournalWriter:
             self._thread.start()
 
     def update(self) -> None:
-        """Write what is new, unless another thread is doing so. From any thread of gpulab; never raises."""
+        """Write the new rows, unless another thread is doing so. May be called from any gpulab thread; never raises."""
         if self._lock.acquire(blocking=False):
             try:
                 self._update()
@@ -83,7 +83,8 @@ class JournalWriter:
                 self._lock.release()
 
     def stop(self) -> None:
-        """Write the last rows, if any were written before: storing the run takes a while. Then write no more."""
+        """Write the last rows, if any were written before, because storing the run takes a while. Then write no
+        more."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(END_TIMEOUT_S)

@@ -21,10 +21,11 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Entry(Struct, frozen=True):
-    """One run of a list, from its header. With a `problem` only `id` and `path` mean anything.
+    """One run of a list, from its header. With a `problem`, only `id` and `path` are valid.
 
-    `name` is the user's, or the id; `run` is set where it was read or is in memory. An entry may represent a job of
-    several ranks: then it is that of the lowest rank, with the job's `id`, the newest `position` and all `outcomes`.
+    `name` is the user's name or else the id; `run` is set if it was read or is in memory. An entry may represent a job
+    of several ranks: then it is the entry of the lowest rank, with the job's `id`, the newest `position` and all
+    `outcomes`.
     """
 
     id: str
@@ -36,13 +37,14 @@ class Entry(Struct, frozen=True):
     job: Job | None = None
     problem: str | None = None
     run: Run | None = None  # its timeline may be left out
-    position: int | None = None  # counted from the end, of all runs: runs[position]
-    outcomes: tuple[str, ...] = ()  # of all ranks that are here
+    position: int | None = None  # among all runs, counted from the end: runs[position]
+    outcomes: tuple[str, ...] = ()  # of all stored ranks
     runs: int = 1  # that this entry represents
 
 
 def select(entries: Sequence[Entry], key: str) -> Entry | None:
-    """By id, by position from the end, by name, by a unique beginning of an id, in this order; of equals the last."""
+    """The entry with that id, position from the end, name, or unique beginning of an id, in this order; the last if
+    several."""
     exact = [e for e in entries if e.id == key]
     if exact:
         return exact[-1]
@@ -72,15 +74,15 @@ def why_none(entries: Sequence[Entry], key: str, root: Path) -> str:
 
 
 def brief(name: str) -> str:
-    """A name for a sentence, cut to 100 characters: comparing and printing very long ones takes minutes and pages."""
+    """A name for a sentence, cut to 100 characters: very long names take minutes to compare and pages to print."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 class Filter(Struct, frozen=True):
-    """All conditions must hold; an empty one always does.
+    """All conditions must hold; an empty condition always holds.
 
-    `name` is a pattern (`*`, `?`, `[…]`, capital letters matter) for the whole name or id. `words` must all occur, in
-    any capitals, somewhere in the name, id, code, device, dataset, error or knobs ("workers=4") of a run.
+    `name` is a pattern (`*`, `?`, `[…]`, case-sensitive) for the whole name or id. `words` must all occur, in any case,
+    in the name, id, code, device, dataset, error or knobs ("workers=4") of a run.
     """
 
     name: str = ""
@@ -90,7 +92,7 @@ class Filter(Struct, frozen=True):
     words: tuple[str, ...] = ()
 
     def fits(self, entry: Entry) -> bool:
-        """Whether all conditions but the words hold."""
+        """Whether all conditions except the words hold."""
         return (
             (not self.name or fnmatchcase(entry.name, self.name))
             and (not self.device or entry.device_kind == self.device)
@@ -151,7 +153,7 @@ def since_when(since: str | datetime | timedelta) -> datetime:
 
 
 def moment(created: str) -> datetime:
-    """When a run was made. Raises StoreError where its date is none."""
+    """When a run was made. Raises StoreError if its date is invalid."""
     try:
         when = datetime.fromisoformat(created)
     except ValueError:
@@ -160,11 +162,11 @@ def moment(created: str) -> datetime:
 
 
 def is_within(created: str, since: datetime | None, until: datetime | None = None) -> bool:
-    """Whether a run was made since then, and before `until`; None: there is no such limit."""
+    """Whether a run was made at or after `since` and before `until`; None: no such limit."""
     if since is None and until is None:
         return True
     try:
         when = moment(created)
-    except StoreError:  # a run whose date is of another program
+    except StoreError:  # a run whose date cannot be read
         return False
     return (since is None or when >= since) and (until is None or when < until)

@@ -1,7 +1,7 @@
 """Predictions and their measurements, from which later predictions learn how accurate they are.
 
-One line of JSON per prediction, appended in one write each, so that two notebooks at once lose and tear nothing. A full
-file gets another name, and the oldest such files are deleted. Damaged lines are skipped and counted.
+One line of JSON per prediction, each appended in a single write, so that simultaneous notebooks lose or tear no lines.
+A full file is renamed, and the oldest such files are deleted. Damaged lines are skipped and counted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FULL_BYTES = 1 * 2**20  # about 2,500 records
 MOST_FULL = 3  # files
 LONGEST_LINE = 16_384
 TRIES = 3
-MOST_ERRORS = 100  # the latest of each knob
+MOST_ERRORS = 100  # of each knob, the latest
 
 _ASIDE = "scoreboard-{moment}-{mark}.jsonl"
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """One prediction and what was measured. Ratios are time per unit of work after over before: below 1 is faster.
+    """One prediction and its measurement. Ratios are time per unit of work after over before: below 1 is faster.
 
-    `knob` is the name of what was changed ("workers", "amp + workers"), `value` its settings as a user writes them,
-    `cell` a digest of the code, `only_sign`: a range was predicted, its middle is no estimate.
+    `knob` is the name of the change ("workers", "amp + workers"), `value` its settings as a user writes them, `cell` a
+    digest of the code; `only_sign`: a range was predicted, its middle is not an estimate.
     """
 
     when: str  # ISO 8601, UTC
@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     @property
     def conclusive(self) -> bool:
-        """Whether the measurement is decided: an undecided one says nothing about the prediction."""
+        """Whether the measurement is decided; an undecided one is no evidence about the prediction."""
         return is_decided(verdict(self.measured, self.measured_interval, None, TOO_FEW))
 
     @property
@@ -69,7 +69,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 class Board(Struct, frozen=True):
     """All records with a decided measurement, the oldest first, and the number of `undecided` ones.
 
-    `damaged`: lines that could not be read; `problem`: why a file could not.
+    `damaged`: number of unreadable lines; `problem`: why a file could not be read.
     """
 
     records: tuple[Record, ...]
@@ -78,7 +78,8 @@ class Board(Struct, frozen=True):
     problem: str = ""
 
     def errors(self, device: str) -> dict[str, tuple[float, ...]]:
-        """The latest errors of each knob on a device: measured over predicted ratio, where that is an estimate."""
+        """The latest errors of each knob on a device: measured over predicted ratio, for predictions that are
+        estimates."""
         by_knob: dict[str, list[float]] = {}
         for record in self.records:
             if record.device == device and not record.only_sign:
@@ -113,8 +114,8 @@ class Scoreboard:
             raise StoreError(f"The scoreboard {str(path)!r} cannot be written: {reason(e)}.") from e
 
     def read(self) -> Board:
-        """Everything that can be read. Never raises, whatever the files hold."""
-        for _ in range(TRIES):  # a file that is renamed meanwhile would be missed
+        """All readable records. Never raises, whatever the files hold."""
+        for _ in range(TRIES):  # a file renamed meanwhile would be missed
             lines, problem, aside = list[bytes](), "", self._aside()
             for path in (*aside, self.folder / NAME):
                 try:
@@ -131,8 +132,9 @@ class Scoreboard:
         return Board(tuple(conclusive), len(sound) - len(conclusive), len(records) - len(sound), problem)
 
     def _put_aside(self, path: Path) -> None:
-        """Rename a full file. Another process that still writes into it loses nothing: its new name is read as well."""
-        with contextlib.suppress(FileNotFoundError):  # none is there, or another process was first
+        """Rename a full file. Another process that still writes to it loses no lines: the renamed file is read as
+        well."""
+        with contextlib.suppress(FileNotFoundError):  # no such file, or another process was first
             if path.stat().st_size < FULL_BYTES:
                 return
             moment = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
@@ -145,7 +147,7 @@ class Scoreboard:
 
 
 def digest(code: str) -> str:
-    """A digest of a cell's text: identifies the cell without storing its code."""
+    """A digest of a cell's text, which identifies the cell without storing its code."""
     import hashlib  # with OpenSSL
 
     return hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()[:12]
@@ -157,7 +159,7 @@ def now() -> str:
 
 
 def _line(record: Record) -> bytes:
-    """A line with a line break before it, too: a torn line of an interrupted write damages only itself."""
+    """A line with a line break before it, too, so that an interrupted write damages only its own line."""
     encoded = msgspec.json.encode(record)
     if not _sound(record) or len(encoded) > LONGEST_LINE:
         raise ValueError(f"no sound record: {record!r:.200}")

@@ -1,7 +1,7 @@
-"""Encodes a `Run` as JSON and plain columns: any JSON and NumPy reader opens it, and reading runs no code.
+"""Encodes a `Run` as JSON and plain columns, which any JSON and NumPy reader opens; reading executes no code.
 
-`encode` gives two documents: JSON with every field of the record, and a file of tables with its columns. In the JSON
-a column is `{"column": name, "rows": n}`. `decode` trusts neither: wrong types, indices or sizes raise StoreError.
+`encode` returns two documents: JSON with every field of the record, and a file of tables with its columns. In the JSON
+a column is `{"column": name, "rows": n}`. `decode` validates both: wrong types, indices or sizes raise StoreError.
 
 A run in progress writes the tables of `TABLES` instead, from which `decode` makes the run up to its last second.
 `decode` also reads the columns of gpulab 0.1.
@@ -67,8 +67,8 @@ class _Version(msgspec.Struct):
 def encode(run: Run) -> tuple[bytes, bytes]:
     """The JSON document and the columns of a run.
 
-    A number in `Device.details` that is not finite is written as null. Text that is no valid Unicode (lone surrogates)
-    is written with its code points spelled out. Raises StoreError where the run breaks its own rules.
+    A number in `Device.details` that is not finite is written as null. Invalid Unicode (lone surrogates) is written as
+    code points. Raises StoreError if the run violates the rules of its type.
     """
     packed = io.BytesIO()
     document = encode_into(run, packed)
@@ -77,7 +77,7 @@ def encode(run: Run) -> tuple[bytes, bytes]:
 
 
 def encode_into(run: Run, packed: IO[bytes]) -> bytes:
-    """Write the columns into a file; returns the JSON document. Nothing is checked."""
+    """Write the columns into a file; returns the JSON document. Does not validate."""
     columns: dict[int, tuple[_Reference, Column]] = {}
     for name, array in _columns_of(run):
         columns.setdefault(id(array), (_Reference(name, array.size), array))  # one array may serve two fields
@@ -86,7 +86,7 @@ def encode_into(run: Run, packed: IO[bytes]) -> bytes:
 
 
 def encode_header(run: Run) -> bytes:
-    """The JSON document alone, whose columns are empty: `decode_header` reads it."""
+    """The JSON document alone, with empty columns: `decode_header` reads it."""
     return _document(run, lambda array: _Reference("", 0))
 
 
@@ -98,9 +98,9 @@ def _document(run: Run, refer: Callable[[object], _Reference]) -> bytes:
 
 
 def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run:
-    """The run that `encode` wrote; without its timeline where `timeline` is false, which reads far less.
+    """The run that `encode` wrote; without its timeline if `timeline` is false, which reads far less.
 
-    The arrays are read-only. Raises StoreError naming the first thing that is not as it must be.
+    The arrays are read-only. Raises StoreError naming the first fault.
     """
     _check_version(document)
     skip = () if timeline else ("timeline.", "memory_events.")
@@ -143,7 +143,7 @@ def decode_header(document: bytes) -> Run:
 
 
 def header_and_rows(document: bytes) -> tuple[Run, dict[str, int]]:
-    """The run with empty columns, and how many rows each column has. Raises as `decode_header`."""
+    """The run with empty columns, and the number of rows of each column. Raises as `decode_header`."""
     _check_version(document)
     rows: dict[str, int] = {}
 
@@ -156,9 +156,9 @@ def header_and_rows(document: bytes) -> tuple[Run, dict[str, int]]:
 
 
 def check_container(columns: IO[bytes], rows: Mapping[str, int]) -> None:
-    """Raises StoreError where the columns were torn: their end is missing, or some of these rows."""
+    """Raises StoreError if the columns are torn: if their end or some of these rows are missing."""
     tables = _tables(columns, skip=("",))
-    if tables.row_counts is None or ORIGIN in tables.about:  # of gpulab 0.1, or of a run that goes on
+    if tables.row_counts is None or ORIGIN in tables.about:  # of gpulab 0.1, or of a run in progress
         return
     torn = next((name for name, count in rows.items() if tables.row_counts.get(name) != count), None)
     if torn is not None:
@@ -182,7 +182,7 @@ def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], objec
 
 
 def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> Tables:
-    """All columns but those that begin with `skip`."""
+    """All columns except those whose names begin with `skip`."""
     try:
         columns.seek(0)
         is_npz = columns.read(2) == b"PK"
@@ -195,7 +195,8 @@ def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> Tables:
 
 
 def _read_npz(file: IO[bytes], skip: tuple[str, ...]) -> Tables:
-    """Only uncompressed columns, so that reading takes no more memory than the file. Raises OSError, ValueError."""
+    """The columns of an npz file, which must be uncompressed, so that reading needs no more memory than the file.
+    Raises OSError, ValueError."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()

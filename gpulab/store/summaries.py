@@ -1,4 +1,4 @@
-"""The summary beside a stored run, so that thousands of runs are listed without opening one."""
+"""The summary in the folder of a stored run, so that thousands of runs are listed without opening any."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FILE = "summary.json"
 RUNS, LAB = "runs", ".gpulab"
 _decode = msgspec.json.Decoder(RunSummary).decode
 _NO_STORES = frozenset({"__pycache__", "node_modules", "site-packages"})
-_DEEPEST = 6  # folders between the one that is named and a store below it
+_DEEPEST = 6  # levels of folders between the given one and a store
 
 
 def keep_summary(folder: Path, summary: RunSummary) -> None:
-    """Store a summary beside its run. Where that fails, readers compute it anew."""
+    """Store a summary in its run's folder. If that fails, readers compute it again."""
     with contextlib.suppress(StoreError, UnicodeEncodeError):
         write_whole(folder / FILE, msgspec.json.encode(summary))
 
@@ -36,9 +36,9 @@ def rename_summary(folder: Path, name: str) -> None:
 
 
 def stored_runs(root: Path) -> Iterator[tuple[Path, str, RunSummary | None]]:
-    """The folder of every run of a store, whose it is, and its summary: None where none of this version is there.
+    """The folder of every run of a store, its owner, and its summary: None if there is none of this version.
 
-    No run is opened. Raises StoreError where the store cannot be read.
+    No run is opened. Raises StoreError if the store cannot be read.
     """
     try:
         with os.scandir(root) as folders:
@@ -55,9 +55,9 @@ def stored_runs(root: Path) -> Iterator[tuple[Path, str, RunSummary | None]]:
 
 
 def stores_in(folder: Path) -> list[Path]:
-    """The stores that a folder is, has or holds: `.gpulab/runs` in it, up to six folders below.
+    """The folder itself if it is a store, else the stores below it: `.gpulab/runs`, up to six levels down.
 
-    Raises StoreError where there is none.
+    Raises StoreError if there is none.
     """
     if not folder.is_dir():
         raise StoreError(f"There is no folder {str(folder)!r}: check the path.")
@@ -71,7 +71,7 @@ def stores_in(folder: Path) -> list[Path]:
 
 
 def _is_store(folder: Path) -> bool:
-    """Whether the folder has runs: a folder may only have the name of a store, as TensorBoard's `runs`."""
+    """Whether the folder has runs: a folder may have only the name of a store, as TensorBoard's `runs`."""
     if folder.name == RUNS and folder.parent.name == LAB:
         return folder.is_dir()
     try:

@@ -1,9 +1,9 @@
-"""A file of tables that only grow: a run appends to it while other processes read it.
+"""A file of append-only tables: a run appends to it while other processes read it.
 
-A file begins with one line of JSON that names its tables and their columns; whole blocks follow and are only ever
-appended, each some rows of one table. A torn block at the end does not count.
+A file begins with one line of JSON that names its tables and their columns. Blocks follow, each with rows of one table.
+A torn block at the end is ignored.
 
-Its writer holds a lock on the file, which the system releases however the writer ends: so a reader can tell.
+The writer holds a lock on the file, which the system releases however the writer ends, so a reader sees the end.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MARK = b"ROWS"
 _BLOCK = struct.Struct("<4sIqI")  # mark, number of the table, bytes, checksum
 _LONGEST_HEADER = 1 << 20
 
-Table = npt.NDArray[Any]  # of numbers, or structured: one field for each column
+Table = npt.NDArray[Any]  # numbers, or a structured array: one field per column
 
 
 class Tables(Struct, frozen=True):
-    """The content of a file: metadata of its writer, all rows of each table (read-only), and whether nothing is torn.
+    """The content of a file: metadata of its writer, all rows of each table (read-only), and whether it is intact.
 
-    `row_counts`: the rows of all tables, also of those that were not read; None where nobody has counted.
+    `row_counts`: the number of rows of all tables, also of tables that were not read; None if not counted.
     """
 
     about: dict[str, Any]
@@ -44,7 +44,7 @@ class Tables(Struct, frozen=True):
 
 
 class Writer:
-    """A file that grows. The first `append` creates it, so that a run of a second never touches the disk.
+    """Appends to a file. The first `append` creates it, so that a run of a second never touches the disk.
 
     Used by one thread at a time. `about`: metadata for readers.
     """
@@ -54,22 +54,22 @@ class Writer:
         self._header = _header(tables, about)
         self._numbers = {name: i for i, name in enumerate(tables)}
         self._file = -1
-        self._end = 0  # of the last whole block
+        self._end = 0  # end of the last whole block
 
     def append(self, table: str, rows: bytes | memoryview) -> None:
-        """Append rows; without any, only create the file. Raises OSError; then the file is as before."""
+        """Append rows; without rows, only create the file. Raises OSError and then leaves the file as before."""
         self.begin()
         if len(rows):
             rows = bytes(rows)  # the owner may change them meanwhile
             self._write(_head(self._numbers[table], rows) + rows)
 
     def read(self) -> Tables:
-        """All that was appended. Raises OSError where nothing was, or the disk fails."""
-        with os.fdopen(os.dup(self._file), "rb") as file:  # writes go to the end whatever its position is
+        """All appended rows. Raises OSError if there are none, or if the disk fails."""
+        with os.fdopen(os.dup(self._file), "rb") as file:  # writes go to the end at any position
             return read(file)
 
     def close(self) -> None:
-        """Close the file; in a child process, too, which inherits it and would keep its lock."""
+        """Close the file; also needed in a child process, which inherits the file and would keep its lock."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -115,7 +115,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
-    """A whole file at once: one block for each table."""
+    """Write a whole file at once: one block for each table."""
     file.write(_header({name: rows.dtype for name, rows in tables.items()}, {}))
     for number, rows in enumerate(tables.values()):
         packed = np.ascontiguousarray(rows).view(np.uint8).data
@@ -124,7 +124,8 @@ def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
 
 
 def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:
-    """All whole blocks, but of tables that begin with `skip`. Raises OSError, and ValueError for another file."""
+    """All whole blocks, except of tables whose names begin with `skip`. Raises OSError, and ValueError for another
+    format."""
     about, dtypes, end = _read_header(file)
     size, blocks, row_counts = file.seek(0, os.SEEK_END), list[_Block](), dict.fromkeys(dtypes, 0)
     for block in _blocks(file, dtypes, end, size):
@@ -147,7 +148,7 @@ def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:
 
 
 class Tail:
-    """Follows a file that another process writes: each `read` takes in what is new and keeps the last rows.
+    """Follows a file that another process writes: each `read` reads the new blocks and keeps the last rows.
 
     `readers` get all rows of their tables, once.
     """
@@ -158,7 +159,7 @@ class Tail:
         self._tables: dict[str, Table] = {}
 
     def read(self) -> None:
-        """Take in whole blocks that are new. Raises OSError, and ValueError where it is another file."""
+        """Read the new whole blocks. Raises OSError, and ValueError if the file is a different one."""
         with open(self._path, "rb") as file:
             if not self._tables:
                 _, dtypes, self._offset = _read_header(file)
@@ -187,7 +188,7 @@ class _Block(Struct, frozen=True):
     checksum: int
 
     def read_into(self, file: IO[bytes], rows: Table) -> bool:
-        """Read the rows; whether their checksum is right."""
+        """Read the rows; returns whether their checksum is right."""
         file.seek(self.begin)
         packed = rows.view(np.uint8).data
         return file.readinto(packed) == len(packed) and zlib.crc32(packed) == self.checksum  # type: ignore[attr-defined]
@@ -214,7 +215,7 @@ def _head(number: int, rows: bytes | memoryview) -> bytes:
 
 
 def _header(tables: Mapping[str, np.dtype[Any]], about: Mapping[str, object]) -> bytes:
-    """In the byte order of the machine that writes."""
+    """The header line; numbers are in the byte order of the writing machine."""
     columns = {name: dtype.descr if dtype.names else dtype.str for name, dtype in tables.items()}
     return json.dumps({"gpulab_tables": FORMAT, "tables": columns, "about": about}).encode() + b"\n"
 
