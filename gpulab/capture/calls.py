@@ -91,7 +91,7 @@ def call_samples(
     naming: Naming,
     grad_off_ns: Intervals,
 ) -> tuple[CallLooks | None, tuple[str, ...]]:
-    """The samples from the first step to the last, on the run's clock, and the names of the functions called.
+    """The samples from the first step to the last, on the run's clock, and the names of the called functions.
 
     `grad_off_ns`: when gradients were switched off, [n, 2], on the clock of the samples.
     """
@@ -239,8 +239,8 @@ def _is_beside(spot: Spot) -> bool:
 def callee_of(frames: Sequence[Spot]) -> str:
     """The library's function that a user's line has called, as a user writes it; `frames` go from the line inwards.
 
-    That is the outermost public one, else the outermost. Empty if there is none, and for PyTorch's own functions,
-    which compute.
+    That is the outermost public one, else the outermost. Empty without such a function, and for PyTorch's own
+    functions, which compute.
     """
     library = [spot for spot in frames if owners[spot[0]] is Owner.LIBRARY and "<" not in spot[2]]
     candidates = [(spot, module) for spot in library if (module := _module(spot[0]))]

@@ -229,7 +229,7 @@ class FetchClock:
         )
 
     def _own(self, cpu_ns: int, wall_ns: int) -> int:
-        """The CPU time of a part of the batch, without its share of what the training's threads used."""
+        """The CPU time of a part of the batch, without its share of the time that the training's threads used."""
         whole_ns = max(1, self._end_ns - self._start_ns)
         return min(max(0, cpu_ns - self._foreign_ns * wall_ns // whole_ns), wall_ns)
 

@@ -95,7 +95,7 @@ class Pilot:
         self._ends: int | None = None  # the kind of mark that ended the newest step
         self._expects_batch = False
         self._terminate: Callable[[], None] | None = None  # called at the next step boundary, once
-        self._passed_by = 0  # chances to end that were within a generator
+        self._passed_by = 0  # chances to end that were inside a generator
         self._outside: frozenset[FrameType] = frozenset()  # the frames that called the user's code
         self._generation = 0
         self.fault: Exception | None = None
@@ -109,7 +109,7 @@ class Pilot:
         self.facts: TrainingFactsReader | None = None
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
-        self.steps_done = 0  # at the last action
+        self.steps_done = 0  # number of steps at the last action
         self._starting_workers = 0  # of a loader that has returned no batch yet
         self.events = StepEvents() if on_gpu else None
         self.peaks: PeakMemory | None = None  # of a GPU's memory
@@ -161,7 +161,7 @@ class Pilot:
         """End the run, `end_ns` after it began and with this error, if any; returns its steps."""
         _running[:] = [pilot for pilot in _running if pilot is not self]
         self._outside = frozenset()
-        self.tape.subscribe(frozenset(), lambda *_: None)  # later marks call nobody
+        self.tape.subscribe(frozenset(), lambda *_: None)  # later marks call nothing
         steps = self.reader.finish(self._origin_ns + end_ns)
         if self.reader.fault is not None and self.fault is None:
             self.give_up(self.reader.fault)
@@ -280,7 +280,7 @@ class Pilot:
         return self.stopping or self._terminate is not None or self._expects_batch or self.phases.profiling
 
     def _plan(self) -> None:
-        """Sleep until there may be something to do, at the earliest when each further mark would end a step."""
+        """Sleep until the earliest mark that may need action, as if each further mark ended a step."""
         finder = self.reader.finder
         learns = finder.trains and (finder.without_optimizer or self.steps_done < LEARNED_AFTER)
         until = min(self.phases.unchanged_until, NEVER if self._step_limit is None else self._step_limit)
@@ -404,7 +404,7 @@ class Pilot:
         return touched
 
     def overdue(self) -> None:
-        """A window has been open for long, and the user's code has made no mark."""
+        """End a window that has been open for long while the user's code has made no mark."""
         if self.fault is not None:
             return
         try:
@@ -425,7 +425,7 @@ class Pilot:
             self.events.mark(t_ns)
 
     def _enough(self, limit: int) -> bool:
-        """Whether there are enough steps. Batches do not count before a training that the code announces."""
+        """Whether there are enough steps. If the code will train, batches before the training do not count."""
         return self.steps_done >= limit and (self.reader.finder.trains or not self._will_train)
 
     def _end_soon(self) -> None:

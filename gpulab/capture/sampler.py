@@ -32,7 +32,7 @@ from gpulab.run import CoreTimes, CoreUse, Device, Float32, Int64, Missing, Samp
 from gpulab.store.run_format import READING, READINGS
 from gpulab.store.table_file import Writer
 
-MOST_READINGS = 100_000  # of the thread: a quarter of an hour; at that number every other one is dropped
+MOST_READINGS = 100_000  # of the thread: a quarter of an hour; beyond it every other one is dropped, repeatedly
 MOST_OF_MACHINE = 20_000  # of the machine: an hour and a half; likewise
 _COUNTS = MachineReading.__struct_fields__
 
@@ -73,7 +73,7 @@ class CoreReadings:
                 self._uses.append(row)
 
     def times(self) -> CoreTimes | None:
-        """None with fewer than two readings."""
+        """The readings of the thread; None with fewer than two."""
         with self._lock:
             columns = _in_order(self._times, slice(1, 4))
         if columns is None:
@@ -82,7 +82,7 @@ class CoreReadings:
         return CoreTimes(t_ns, cpu, wait, process, profiler.astype(np.uint8))
 
     def use(self) -> CoreUse | None:
-        """None with fewer than two readings."""
+        """The readings of the machine; None with fewer than two."""
         with self._lock:
             columns = _in_order(self._uses, slice(1, None))
         return CoreUse(columns[0], **dict(zip(_COUNTS, columns[1:], strict=True))) if columns is not None else None
@@ -135,7 +135,7 @@ def _in_order(table: ThinnedRows, counts: slice) -> list[Int64] | None:
     return [np.ascontiguousarray(column) for column in rows.T] if len(rows) >= 2 else None
 
 
-MOST_POINTS = 36_000  # per series: an hour at 10 Hz; at that number every other point is dropped
+MOST_POINTS = 36_000  # per series: an hour at 10 Hz; beyond it every other point is dropped, repeatedly
 MOST_PENDING = 6_000  # points per series that wait for a slow or absent live view
 END_TIMEOUT_S = 5.0
 
