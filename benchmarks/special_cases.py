@@ -150,13 +150,13 @@ _OF_RULES = (
     Switch("a pause in most steps is part of the step", "gpulab.analysis.calls:_typical_us", _zero),
     Switch("workers that wait may outnumber the cores", f"{_RULES}loading:mostly_waits", _no),
     Switch("putting together is cured in collate_fn first", f"{_RULES}loading:_of_whole_batches", _no_words),
-    Switch("the line where the longest part is written", f"{_RULES}loading:_written", _no_words),
+    Switch("the line where the longest part is written", f"{_RULES}loading:_function_line", _no_words),
     Switch("calls of operators are most of a step on a CPU", f"{_RULES}idle_gpu:_mostly_calls", _nothing),
     Switch("copies for another order of axes on a CPU", f"{_RULES}operations:_layout_on_cpu", _nothing),
     Switch("attention on a CPU", f"{_RULES}operations:attention_on_cpu", _nothing),
     Switch("chains of small operations on a CPU", f"{_RULES}operations:pointwise_on_cpu", _nothing),
     Switch("a compiled model has no chains", f"{_RULES}operations:_is_compiled", _no),
-    Switch("Python without a name is an open question", f"{_RULES}verdicts:_unexplained", _nothing),
+    Switch("Python without a name is an open question", f"{_RULES}no_cause:_unexplained", _nothing),
     Switch(
         "the peak of memory is hidden by an earlier run",
         "gpulab.analysis.device_peaks:peak_is_hidden",
@@ -191,11 +191,11 @@ _OF_RANKING = (
     ),
     Switch("too few steps", "gpulab.diagnosis.finding:RuleContext.too_few_steps", property(_no)),
     Switch("the machine's memory is full", "gpulab.diagnosis.finding:RuleContext.host_memory_full", property(_no)),
-    Switch("symptoms go where their cause is", "gpulab.diagnosis.diagnose:_without_symptoms", _first),
+    Switch("symptoms go where their cause is", "gpulab.diagnosis.headline:_without_symptoms", _first),
     Switch(
-        "an upper bound is worth less", "gpulab.diagnosis.diagnose:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
+        "an upper bound is worth less", "gpulab.diagnosis.headline:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
     ),
-    Switch("a hint is no cause", "gpulab.diagnosis.diagnose:_is_hint", _no),
+    Switch("a hint is no cause", "gpulab.diagnosis.headline:_is_hint", _no),
     Switch("no more than a cure is predicted to bring", "gpulab.diagnosis.diagnose:_bounded", _first),
     Switch(
         "no setting that is predicted to bring nothing",
@@ -220,7 +220,9 @@ _OF_PREDICTIONS = (
     Switch("few pauses may be chance", f"{_PREDICTION}predict:FEW", 0.0),
     Switch("what a GPU works remains", f"{_PREDICTION}predict:_busy_ns", _zero, needs_gpu=True),
     Switch("the trace of a full GPU hides its waits", f"{_PREDICTION}step:HIDDEN", math.inf, needs_gpu=True),
-    Switch("autocast keeps some operations", f"{_PREDICTION}kernels:_KEPT", re.compile("(?!)"), needs_gpu=True),
+    Switch(
+        "autocast keeps some operations", f"{_PREDICTION}kernels:_FULL_PRECISION", re.compile("(?!)"), needs_gpu=True
+    ),
     Switch(
         "a launch into a full queue waits",
         f"{_PREDICTION}replay:_into_a_full_queue",
@@ -229,11 +231,16 @@ _OF_PREDICTIONS = (
     ),
     Switch(
         "a synchronizing call that had nothing to wait for",
-        f"{_PREDICTION}replay:_found_done",
-        lambda *_: {},
+        f"{_PREDICTION}replay:_on_idle_device",
+        lambda *_: np.empty((4, 0), np.int64),
         needs_gpu=True,
     ),
-    Switch("a copy waits for itself", f"{_PREDICTION}replay:_with_own_copy", lambda *_: {}, needs_gpu=True),
+    Switch(
+        "a copy waits for itself",
+        f"{_PREDICTION}replay:_with_own_copy",
+        lambda *_: np.empty((4, 0), np.int64),
+        needs_gpu=True,
+    ),
 )
 
 _OF_FIGURES = (

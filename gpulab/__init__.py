@@ -48,9 +48,8 @@ __all__ = [
 
 _MODULES = {
     "gpulab.api.climb": ("climb", "climbs"),
-    "gpulab.api.experiment": ("experiment", "experiments"),
+    "gpulab.api.experiment": ("experiment", "experiments", "headspace", "headspaces"),
     "gpulab.api.fleet": ("fleet",),
-    "gpulab.api.headspace": ("headspace", "headspaces"),
     "gpulab.api.predict": ("predict", "scoreboard"),
     "gpulab.api.profile": ("profile",),
     "gpulab.api.reading": ("compare", "diagnose", "load", "report", "runs"),
