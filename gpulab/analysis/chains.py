@@ -10,7 +10,7 @@ from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
 from gpulab.timeline.labels import CallTree, Labels, Mask, distinct, labels
 
-CHAIN = 2  # kernels from which on a chain is worth one kernel
+CHAIN = 2  # kernels: a chain of so many or more could be one kernel
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
 _BY_HAND = ("aten::exp", "ExpBackward0")  # the second marks the backward pass
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data", *_BY_HAND)
@@ -199,7 +199,7 @@ def _working(spans: Labels, tree: CallTree) -> Mask:
 
 
 def _is_free(name: str) -> bool:
-    """Whether it costs nothing on the device: it is no operator, or only makes a view."""
+    """Whether a row costs nothing on the device: it is no operator, makes a view, or only calls others."""
     return not name.startswith("aten::") or name.removeprefix("aten::") in _FREE
 
 

@@ -214,7 +214,7 @@ def _truncated_tail(evidence: _Evidence) -> Check:
 
 
 def _broken_gzip(evidence: _Evidence) -> Check:
-    """A damaged end of the gzip file; `truncated_tail` checks whether text is missing."""
+    """A damaged gzip file; `truncated_tail` checks whether text is missing."""
     count = min(1, evidence.damaged("broken gzip"))
     meaning = "the gzip file is damaged or has trailing data; the figures use all that could be read"
     return check_of_count("broken_gzip", count, "degraded", meaning)
