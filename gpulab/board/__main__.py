@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Serve until ended. Exit status 2 where it cannot."""
+    """Serve until ended. Exit status 2 if it cannot."""
     parser = argparse.ArgumentParser(
         prog="python -m gpulab.board",
         description="The board of a class as a service that JupyterHub starts; docs/class.md has its configuration.",

@@ -1,6 +1,6 @@
-"""The board as a service of JupyterHub: kernels post lines with the token they have, the instructor reads the page.
+"""The board as a service of JupyterHub: kernels post lines with their own tokens, the instructor reads the page.
 
-The hub says who a token belongs to, so nobody writes for another; the page is only for its administrators and for
+The hub says whose token it is, so nobody can write for another user; the page is only for the hub's administrators and
 members of the instructors' group. Nothing is sent anywhere else.
 """
 
@@ -30,7 +30,7 @@ from gpulab.board.standing import standing
 from gpulab.lessons.progress import LONGEST_LINE_BYTES, ClassFolder, Learner, parsed
 
 RENEWED_S = 5
-MOST_FILE_BYTES = 5_000_000  # of one learner: far more than a course needs
+MOST_FILE_BYTES = 5_000_000  # per learner: far more than a course needs
 NO_ACCESS = "This page is for the instructors of this hub."
 
 
@@ -40,7 +40,7 @@ def file_token(user: str) -> str:
 
 
 class LinesHandler(RequestHandler):
-    """`POST lines`: one line of progress, from the kernel of the user whose token comes with it."""
+    """`POST lines`: one line of progress, from the kernel of the user whose token is in the request."""
 
     folder: Path
     auth: HubAuth
@@ -49,7 +49,7 @@ class LinesHandler(RequestHandler):
         self.folder, self.auth = folder, auth
 
     def check_xsrf_cookie(self) -> None:
-        """There is no cookie here: the token alone counts."""
+        """Requests have no cookie: only the token counts."""
 
     def post(self) -> None:
         user = self.auth.user_for_token(_token(self.request.headers)) if _token(self.request.headers) else None
@@ -110,17 +110,17 @@ def application(folder: Path, group: str, prefix: str) -> Application:
 
 
 def serve(folder: Path, group: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Serve until the hub ends it, at the address and with the token that the hub has put into the environment."""
+    """Serve until the hub ends it, at the address and with the token that the hub sets in the environment."""
     prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX", "/").rstrip("/")
     url = urlparse(environment.get("JUPYTERHUB_SERVICE_URL", "http://127.0.0.1:10101"))
     server = HTTPServer(application(folder, group, prefix))
     server.listen(url.port or 10101, url.hostname or "127.0.0.1")
     print(json.dumps({"gpulab board": str(folder), "at": prefix + "/"}), flush=True)
-    with suppress(KeyboardInterrupt):  # so the hub ends a service
+    with suppress(KeyboardInterrupt):  # how the hub ends a service
         IOLoop.current().start()
 
 
 def _token(headers: Mapping[str, str]) -> str:
-    """Of "Authorization: token …"; empty where there is none."""
+    """The token of "Authorization: token …"; empty without one."""
     kind, _, token = headers.get("Authorization", "").partition(" ")
     return token.strip() if kind.lower() in ("token", "bearer") else ""

@@ -1,6 +1,6 @@
 """The board in the instructor's notebook, which reads the class folder again every few seconds until it is stopped.
 
-The folder has one file per learner, which they write while it is read. A learner's own progress is shown as text.
+The folder has one file per learner, which may be written while it is read. A learner's own progress is shown as text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LiveBoard(Struct):
         return standing(read_folder(self.folder), self.only)
 
     def bundle(self) -> dict[str, str]:
-        """The page; a folder that has gone away says so, and the board goes on."""
+        """The page; if the folder has gone away, it says so and the board goes on."""
         now = datetime.now(UTC)
         try:
             current, note = self.read(), warning(self.folder)
@@ -48,7 +48,7 @@ class LiveBoard(Struct):
         return {"text/plain": page.text(current, now), "text/html": page.html(current, now, note)}
 
     def start(self) -> None:
-        """Show it, and renew it from a thread."""
+        """Show the board, and renew it from a thread."""
         self.output.show(self.bundle())
 
         def renew() -> None:
@@ -73,7 +73,7 @@ def stop_boards() -> None:
 
 
 def show_board(options: argparse.Namespace) -> Answer | None:
-    """Do `%gpulab board`. Raises UsageError in one line."""
+    """Run `%gpulab board`. Raises UsageError in one line."""
     if options.stop:
         stop_boards()
         return None
@@ -98,7 +98,7 @@ MOST_FILES = 1_000
 
 
 def read_folder(folder: Path) -> Mapping[str, list[Line]]:
-    """The lines of every learner by the name of their file. Raises UsageError where the folder cannot be read."""
+    """The lines of every learner by the name of their file. Raises UsageError if the folder cannot be read."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
     except OSError as e:
@@ -109,7 +109,7 @@ def read_folder(folder: Path) -> Mapping[str, list[Line]]:
 
 
 def warning(folder: Path) -> str:
-    """What is unsafe about the folder: a learner may take away another's file. Empty where nothing is."""
+    """What is unsafe about the folder: a learner may delete another learner's file. Empty if it is safe."""
     try:
         mode = folder.stat().st_mode
     except OSError:
@@ -129,7 +129,7 @@ _WORDS: dict[State, str] = {
 
 
 def show() -> None:
-    """Print a learner's own progress. Raises UsageError where nothing was done yet."""
+    """Print a learner's own progress. Raises UsageError if there is none yet."""
     progress = Progress()
     lines = progress.lines()
     if not lines:

@@ -31,7 +31,7 @@ def html(standing: Standing, now: datetime, note: str = "") -> str:
 
 
 def text(standing: Standing, now: datetime) -> str:
-    """The same for a terminal: one line per learner."""
+    """The board for a terminal: one line per learner."""
     if not standing.learners:
         return "Nobody has opened a lesson yet."
     lines = [_title(standing, now)]
@@ -85,7 +85,8 @@ def _range(guesses: tuple[Guess, ...]) -> tuple[float, float]:
 
 
 def _place(value: float, low: float, high: float) -> float:
-    """Its share of a logarithmic axis, or of one that begins at 0; what lies outside stands at the edge."""
+    """The position of a value as a share of a logarithmic axis, or of an axis from 0; values outside are put at the
+    edge."""
     if value <= low:
         return 0.0
     return min(1.0, value / high if low == 0.0 else math.log(value / low) / math.log(high / low))

@@ -1,4 +1,4 @@
-"""The progress of a class, computed from the learners' lines. Pure."""
+"""The progress of a class, computed from the learners' lines without side effects."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _BY_NAME = {entry.name: entry for entry in LESSONS}
 
 
 class LearnerStanding(Struct):
-    """One learner. `states`: the latest by lesson and exercise, but a solved exercise stays solved."""
+    """One learner. `states`: the latest state by lesson and exercise; a solved exercise stays solved."""
 
-    key: str  # of the file: two learners of one name stay apart
+    key: str  # name of the file: learners with the same name stay apart
     name: str
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     attempts: dict[tuple[str, str], int] = field(default_factory=dict)
     lesson: str = ""  # the latest
-    last: datetime | None = None  # line of any kind
-    advanced: datetime | None = None  # an exercise solved for the first time, a guess revealed, a lesson opened
+    last: datetime | None = None  # time of the last line of any kind
+    advanced: datetime | None = None  # time of the last newly solved exercise, revealed guess or opened lesson
 
     @property
     def solved_count(self) -> int:
         return sum(state == "right" for state in self.states.values())
 
     def stuck_for(self, now: datetime) -> timedelta | None:
-        """How long without progress; None: not stuck, through with the lesson, or gone."""
+        """How long without progress; None: not stuck, done with the lesson, or gone."""
         if self.advanced is None or self.last is None or now - self.last > LONGEST_GONE or self._is_through():
             return None
         waiting = now - self.advanced
@@ -51,7 +51,7 @@ class LearnerStanding(Struct):
 
 
 class Guess(Struct, frozen=True):
-    """One learner's latest guess beside their measurement, both in per cent or both factors."""
+    """One learner's latest guess and measurement, both in per cent or both factors."""
 
     learner: str
     guess: float
@@ -63,13 +63,14 @@ class Standing(Struct, frozen=True):
     """The class: learners by name, the columns, and the guesses by lesson and question."""
 
     learners: tuple[LearnerStanding, ...]
-    lessons: tuple[Entry, ...]  # that somebody has opened, in their order
+    lessons: tuple[Entry, ...]  # opened by anybody, in their order
     guesses: Mapping[tuple[str, str], tuple[Guess, ...]]
     excess: int = 0  # learners beyond those that fit
 
 
 def standing(files: Mapping[str, Iterable[Line]], only: Sequence[str] = ()) -> Standing:
-    """The standing by the lines of each file. `only` these lessons (names); none: all. Others' lessons are left out."""
+    """The standing from the lines of each file. `only` these lessons (names); none: all. Lessons of others are left
+    out."""
     learners: list[LearnerStanding] = []
     guesses: dict[tuple[str, str], dict[str, Guess]] = {}
     opened: set[str] = set()

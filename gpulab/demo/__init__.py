@@ -19,7 +19,7 @@ __all__ = ["DigitsFolder", "write_digits"]
 
 
 def __getattr__(name: str) -> object:
-    """Imports PyTorch on first use, after `python -m gpulab.demo` has said that it does."""
+    """Imports PyTorch on first use, after `python -m gpulab.demo` has announced it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gpulab.demo import digits

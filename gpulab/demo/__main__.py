@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def profile_demo(steps: int | None = None, slow_ms: float = 0.0) -> Report:
-    """Profile the demo's training cell through the public door, as a user's script would, and return its report.
+    """Profile the demo's training cell through the public API, as a user's script would, and return its report.
 
     `steps` ends the cell early, `slow_ms` makes each image's loading slower by that many milliseconds.
-    Raises GpulabError where the demo's images cannot be written.
+    Raises GpulabError if the demo's images cannot be written.
     """
     namespace: dict[str, object] = {"__name__": "__main__"}
     with waiting("importing PyTorch, opening 1,797 images", log=True):

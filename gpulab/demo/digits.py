@@ -34,7 +34,7 @@ _NEEDS = "The demo needs scikit-learn and Pillow: pip install scikit-learn pillo
 
 
 def default_root() -> Path:
-    """Where the image files are kept: `$GPULAB_DEMO_DATA`, else a folder in the user's cache directory."""
+    """The folder of the image files: `$GPULAB_DEMO_DATA`, else a folder in the user's cache directory."""
     chosen, home = os.environ.get("GPULAB_DEMO_DATA"), Path.home()
     if chosen:
         return Path(chosen)
@@ -48,9 +48,9 @@ def default_root() -> Path:
 
 
 def write_digits(root: Path) -> None:
-    """Write the digits as `root/<class>/<number>.png`, all or nothing. Does nothing where they already are.
+    """Write the digits as `root/<class>/<number>.png`, all or nothing. Does nothing if they already exist.
 
-    Raises GpulabError where scikit-learn or Pillow is missing, `root` cannot be written, or holds something else.
+    Raises GpulabError if scikit-learn or Pillow is missing, or `root` cannot be written or holds something else.
     """
     if root.exists():
         _check_complete(root)
@@ -69,7 +69,7 @@ def write_digits(root: Path) -> None:
         except OSError:
             if not root.exists():
                 raise
-            _check_complete(root)  # another process was first: its files are as good as ours
+            _check_complete(root)  # another process was first: its files are the same
     except OSError as e:
         raise GpulabError(f"The demo's images cannot be written to {root}: {e}. Set GPULAB_DEMO_DATA.") from e
     finally:
@@ -105,8 +105,8 @@ class DigitsFolder(Dataset[tuple[torch.Tensor, int]]):
     """Handwritten digits read from PNG files: each sample is opened, decoded, augmented and normalised on demand.
 
     `slow_ms` adds that many milliseconds of busy work to each sample, to make the loader slower by a known amount.
-    `arrive_ms` pass before a file is there, asleep, as from a disk in a network.
-    Raises GpulabError where the files cannot be written on first use.
+    `arrive_ms` is a sleep before each file is available, as on a network disk. Raises GpulabError if the files cannot
+    be written on first use.
     """
 
     def __init__(self, root: Path | str | None = None, *, slow_ms: float = 0.0, arrive_ms: float = 0.0) -> None:
@@ -126,7 +126,7 @@ class DigitsFolder(Dataset[tuple[torch.Tensor, int]]):
         grey = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
         sample = ((grey - PIXEL_MEAN) / PIXEL_STD).unsqueeze(0)
         if self.slow_ms > 0:
-            # spin, as slow Python would, instead of sleeping: the wait then ends on time to the microsecond
+            # spin like slow Python instead of sleeping: the wait then ends on time to the microsecond
             end = time.perf_counter() + self.slow_ms / 1000
             while time.perf_counter() < end:
                 pass

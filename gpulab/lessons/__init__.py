@@ -1,8 +1,8 @@
-"""The guided lessons: guesses and how close they were, checks that give hints, made data, and the learner's progress.
+"""The guided lessons: guesses and their grades, checks with hints, generated data, and the learner's progress.
 
-`open_lesson` is what a notebook begins with. Each lesson's data, questions and exercises have a module of their own: a
-dataset lives there and not in a cell, so that DataLoader workers can import it however they are started. Everything is
-imported when it is first used: the command line and the board of a class need only the catalogue.
+A notebook begins with `open_lesson`. Each lesson has a module with its data, questions and exercises: a dataset is in a
+module, not in a cell, so that DataLoader workers can import it however they are started. Modules are imported on first
+use, because the command line and the board of a class need only the catalogue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lesson 05, the batch size: the fixed price of a step, what a larger batch costs, and gradient accumulation."""
+"""Lesson 05, the batch size: the fixed cost of a step, the cost of a larger batch, and gradient accumulation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Sizes: TypeAlias = npt.NDArray[Any]
 
 
 def draw_knee(fixed_in_samples: float) -> Figure:
-    """A model's time per sample against the batch size: the fixed price is as much as so many samples."""
+    """A model's time per sample against the batch size; the fixed cost equals the time of `fixed_in_samples`
+    samples."""
     sizes = 2.0 ** np.arange(0, 11)
     title = "time of a sample (1: without a fixed price), a model"
     return _curve(sizes, 1 + fixed_in_samples / sizes, None, title, "times the least")
@@ -64,7 +65,7 @@ def _curve(sizes: Sizes, line: Sizes, dots: Sizes | None, title: str, y: str) ->
 def losses_after(samples: int, batch_sizes: Sequence[int], learning_rates: Sequence[float]) -> Table:
     """Train a small network from the same start on so many samples, once per setting: its loss on all data at the end.
 
-    A model of its own and fixed random numbers, in one thread's order: the same machine gives the same figures.
+    Uses a separate model, fixed random numbers and one thread, so that a machine always gives the same figures.
     """
     digits = DigitsInMemory()
     rows = []
@@ -91,7 +92,7 @@ def _loss_after(digits: DigitsInMemory, samples: int, count: int, rate: float) -
 
 
 def activations_by_batch_size(model: nn.Module, digits: DigitsInMemory, batch_sizes: Sequence[int]) -> Table:
-    """The bytes that autograd keeps of one forward pass, per batch size: activations, without the weights."""
+    """The bytes that autograd saves in one forward pass, per batch size: activations, without the weights."""
     device = next(model.parameters()).device
     rows = []
     with waiting("counting what a forward pass keeps"):
@@ -107,12 +108,12 @@ def activations_by_batch_size(model: nn.Module, digits: DigitsInMemory, batch_si
 
 @exercise(ONE_OF_THE_SWEEP)
 def check_enough_batch(enough_batch: object) -> Checked:
-    """Whether that is the smallest batch that is as good per sample as the best of the sweep."""
+    """Whether `enough_batch` is the smallest batch that is as good per sample as the best of the sweep."""
     return check_enough(enough_batch, "knee", "batch_size", as_written=8)
 
 
 class _Trial:
-    """What a function does to a small model in two calls, in double precision, so that only mistakes differ."""
+    """Records what a function does to a small model in two calls, in double precision, so that only mistakes differ."""
 
     def __init__(self, one_step: OneStep) -> None:
         random = torch.Generator().manual_seed(0)
@@ -120,9 +121,9 @@ class _Trial:
             model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         self.steps: list[int] = []  # of the optimizer, by call
-        self.moved: list[Tensor] = []  # by each call, all weights in one vector
-        self.largest_batch = 0  # samples that the model was given at once
-        self.most_alive = 0  # batches whose results were kept for a backward pass at the same time
+        self.moved: list[Tensor] = []  # change by each call, all weights in one vector
+        self.largest_batch = 0  # most samples in one call of the model
+        self.most_alive = 0  # most batches whose results were kept for a backward pass at once
         self._alive: set[Tensor] = set()
         model.register_forward_hook(self._after_forward)
         optimizer.register_step_post_hook(self._after_step)
@@ -148,7 +149,7 @@ class _Trial:
 def as_one_batch(
     model: nn.Module, optimizer: torch.optim.Optimizer, loss_function: nn.Module, batches: Sequence[Batch]
 ) -> None:
-    """The step that accumulation is to make, with the memory of the large batch."""
+    """The step that accumulation should reproduce, with the memory of the large batch."""
     optimizer.zero_grad()
     inputs, labels = zip(*batches, strict=True)
     loss_function(model(torch.cat(inputs)), torch.cat(labels)).backward()
@@ -216,7 +217,7 @@ def _is(times: float | None, expected: float) -> bool:
 
 
 def _times_as_far(moved: Tensor, expected: Tensor) -> float | None:
-    """How long the way is as a multiple of the wanted one; None where it leads elsewhere."""
+    """The length of the update as a multiple of the expected one; None if its direction differs."""
     times = float(moved @ expected / (expected @ expected))
     return times if torch.allclose(moved, times * expected, rtol=1e-6, atol=1e-9) else None
 

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 LEAST_SPEEDUP = 3.0  # speedup over the given training
 SAMPLES = 256  # of a measurement
-FETCH_MS = 16  # of the exercise: so long that eight workers gain more than starting them costs, even on one core
-FEWEST_UPDATES = 3  # with so many samples: fewer would be another training
+FETCH_MS = 16  # of the exercise: long enough for eight workers to gain more than their start costs, even on one core
+FEWEST_UPDATES = 3  # with that many samples: fewer would be a different training
 
 BASELINE = "baseline"  # the run that the lesson begins with
 DATA, BATCH, BATCH_ON_DATA, PRECISION = "data-first", "batch-first", "then-batch", "then-amp"
 GOAL = 0.9  # share of the profiled steps in which the device works
-GOAL_MARGIN = 0.02  # nearer to the goal than this, one profiled run does not decide whether it is reached
-LEAST_REST = 0.01  # a smaller part of what is left is not named
-MOST_PARTS = 3  # of what is left
+GOAL_MARGIN = 0.02  # closer to the goal, one profiled run cannot decide whether it is reached
+LEAST_REST = 0.01  # a smaller part of the rest is not named
+MOST_PARTS = 3  # named parts of the rest
 CORE_WAIT = PARTS["core_wait"].label
 _PALE = "#B9C7D3"  # of a bar that does not count
 
@@ -56,7 +56,7 @@ def wide_network() -> nn.Module:
 
 
 def small_network() -> nn.Module:
-    """Convolutions for digits of 32 x 32 pixels: the exercise's, cheap to train on one core."""
+    """Convolutions for digits of 32 x 32 pixels: the model of the exercise, cheap to train on one core."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
         nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10),
@@ -67,10 +67,10 @@ def small_network() -> nn.Module:
 
 
 class Rung(Struct, frozen=True):
-    """One step up, measured against the baseline: the comparison, and what the device does with that setting.
+    """One step up, measured against the baseline: the comparison, and the device's activity with that setting.
 
-    `working` is the share of the profiled steps in which the device works, `before` that of the baseline in the
-    same experiment; `rest` has the shares of the other parts, by their labels. `on` names the rung that it stands on.
+    `working` is the share of the profiled steps in which the device works, `before` the same share of the baseline in
+    the same experiment; `rest` has the shares of the other parts, by label. `on` names the rung below.
     """
 
     name: str  # of its experiment
@@ -82,13 +82,13 @@ class Rung(Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str, comparison: Comparison, on: str = "") -> Rung:
-        """Of the B side of a comparison with the baseline."""
+        """The rung of the B side of a comparison with the baseline."""
         a, b = comparison.a.facts, comparison.b.facts
         return cls(name, comparison, working_share(a), working_share(b), _rest(b), on)
 
     @property
     def label(self) -> str:
-        """What was set, as in `--ab`."""
+        """The settings, as in `--ab`."""
         return self.comparison.b.label
 
     @property
@@ -101,7 +101,7 @@ class Rung(Struct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether it is a step up: faster for certain."""
+        """Whether it is a step up: decidedly faster."""
         return self.comparison.verdict == "faster" and self.times is not None
 
     @property
@@ -135,7 +135,7 @@ def _rest(figures: Facts | None) -> dict[str, float]:
 
 
 def _ahead(mine: Interval | None, other: Interval | None) -> bool | None:
-    """Whether the first is more for certain; None where the intervals overlap, or one is missing."""
+    """Whether the first is decidedly larger; None if the intervals overlap or one is missing."""
     if mine is None or other is None:
         return None
     return True if mine[0] > other[1] else False if mine[1] < other[0] else None
@@ -148,7 +148,7 @@ class Ladder(Struct):
 
     @notes
     def add(self, experiment: str, on: str = "") -> Ladder:
-        """Put the experiment of that name onto the ladder, or put it there again. `on`: the rung that it stands on."""
+        """Add the experiment of that name to the ladder, or replace its rung. `on`: the rung below."""
         comparison = latest_experiment(experiment).comparisons[0]
         if on and self.rung(on) is None:
             raise NotMeasured(f"There is no rung {on!r} to stand on yet: add that one first.")
@@ -158,23 +158,23 @@ class Ladder(Struct):
         return self
 
     def rung(self, name: str) -> Rung | None:
-        """The one of that experiment; None where it was not added."""
+        """The rung of that experiment; None if it was not added."""
         return next((rung for rung in self.rungs if rung.name == name), None)
 
     def best(self, of: str = "times") -> Rung | None:
-        """Of those that count the one with most `times` or most `working`; None where none has it."""
+        """Among the rungs that count, the one with the largest `times` or `working`; None if no rung has it."""
         possible = [rung for rung in self.rungs if rung.counts and getattr(rung, of) is not None]
         return max(possible, key=lambda rung: float(getattr(rung, of)), default=None)
 
     @property
     def before(self) -> float | None:
-        """The share in which the device works in the baseline: of that run, else of the first rung's own."""
+        """The share in which the device works in the baseline: from that run, else from the first rung's experiment."""
         with suppress(NotMeasured):
             return working_share(latest_facts(BASELINE))
         return self.rungs[0].before if self.rungs else None
 
     def __repr__(self) -> str:
-        """Each rung, the share in which its device works, and its speed; the baseline comes first."""
+        """Each rung, the share in which its device works, and its speedup; the baseline comes first."""
         if not self.rungs:
             return "The ladder is empty."
         rows = [(BASELINE, _share_words(self.before), "–")]
@@ -193,7 +193,7 @@ def _share_words(working: float | None) -> str:
 
 @notes
 def draw_ladder(ladder: Ladder) -> Figure:
-    """A bar for each rung: the share in which the device works; beside it its speedup."""
+    """A bar for each rung: the share in which the device works, next to its speedup."""
     if not ladder.rungs:
         raise NotMeasured("The ladder is empty: measure a rung, and add it.")
     rows, speeds = [share_row(BASELINE, ladder.before, BLUE, "not measurable", whole=100)], [""]
@@ -224,7 +224,7 @@ def judge_order(ladder: Ladder) -> Note:
         raise NotMeasured(f"This needs the rungs {DATA}, {BATCH} and {BATCH_ON_DATA}: add them first.")
     precision = ladder.rung(PRECISION)
     gain, amp_gain = on_data.gain_on(data), precision.gain_on(ladder.rung(precision.on)) if precision else None
-    claims = (  # what was measured, its interval, what that is held against, and what to say of it
+    claims = (  # measurement, its interval, its reference, and the sentence
         (f"Data first: {data.words}. Batch first: {batch.words}.", data.interval, batch.interval, "Data gave more."),
         (
             f"On top of the data, the larger batch: {gain[0]},"
@@ -257,7 +257,7 @@ def judge_order(ladder: Ladder) -> Note:
 
 @notes
 def rest_of_step(ladder: Ladder) -> Note:
-    """Whether the device works 90 % of the time on a rung that counts, and what the rest of its steps is."""
+    """Whether the device works 90 % of the time on a rung that counts, and the parts of the remaining time."""
     top = ladder.best("working")
     if top is None or top.working is None:
         raise NotMeasured("No rung counts yet, or no share was measured: add a rung that is faster.")
@@ -304,7 +304,7 @@ def compare_with_climb(ladder: Ladder) -> Note:
 
 @exercise('Put "data" or "batch" in place of the dots, then run that cell and this one again.')
 def check_order(order: object) -> Checked:
-    """Which of the two first rungs brought more: "data" or "batch"; by the learner's own measurements."""
+    """Which of the first two rungs gained more, "data" or "batch", by the learner's own measurements."""
     if order not in ("data", "batch"):
         return wrong(f'{order!r} is neither "data" nor "batch".')
     data, batch = (Rung.of(name, latest_experiment(name).comparisons[0]) for name in (DATA, BATCH))
@@ -359,7 +359,7 @@ def check_train(my_train: Any) -> Checked:
         budget_s=40.0,
     )
     if checked.state == "wrong":
-        with suppress(Exception):  # a hint is worth no failure of the check
+        with suppress(Exception):  # a hint must not fail the check
             with gpulab.profile("answer", live=False, save=False, show=False) as profiled:
                 my_train(dataset, small_network(), SAMPLES)
             first = profiled.report.diagnosis.findings[0]

@@ -10,13 +10,13 @@ from gpulab.errors import UsageError
 
 
 class Entry(Struct, frozen=True):
-    """One lesson. `minutes` are a learner's, with guessing, reading and the exercise."""
+    """One lesson. `minutes` for a learner, including guesses, reading and the exercise."""
 
-    name: str  # of the notebook, without its ending
+    name: str  # file name of the notebook, without its ending
     title: str
     minutes: int
     module: str  # in gpulab.lessons
-    exercises: tuple[str, ...] = ()  # as the module has them: the board of a class imports no lesson, and so no torch
+    exercises: tuple[str, ...] = ()  # as in the module: the board imports no lesson, and so no torch
 
     @property
     def number(self) -> str:
@@ -77,7 +77,8 @@ LESSONS: tuple[Entry, ...] = (
 
 
 def find_lesson(name: str | int) -> Entry:
-    """The lesson of a number ("03", 3), a notebook's name or a part of it. Raises UsageError naming the nearest."""
+    """The lesson with a number ("03", 3), a notebook's name or a part of it. Raises UsageError naming the nearest
+    match."""
     word = f"{name:02d}" if isinstance(name, int) else str(name).strip().removesuffix(".ipynb")
     for entry in LESSONS:
         if word in (entry.number, entry.name, entry.module) or (word.isdecimal() and int(word) == int(entry.number)):

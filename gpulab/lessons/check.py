@@ -1,8 +1,8 @@
 """The check of an exercise: unanswered, not yet right with a hint, undecided by what was measured, or right.
 
-A check never raises for what a reader answers and never stops "Run All". What an answer computes is held against a
-reference, and a table of mistakes has a hint for each. Speed is judged by ratios against what the same machine measured
-a moment before, never by absolute times: both run in turn, and the interval alone decides.
+A check never raises for an answer and never stops "Run All". The result of an answer is compared with a reference; a
+table of mistakes has a hint for each. Speed is judged by ratios on the same machine at the same time, never by absolute
+times: both sides run in turn, and only the interval decides.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpulab.options import QUICK_VARIABLE, at_most, is_quick
 from gpulab.tuning.compare.statistics import paired
 
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
-QUIETER = (  # advice where other programs disturbed a measurement
+QUIETER = (  # advice if other programs disturbed a measurement
     "If other programs are running, close them; where you cannot, leave them a core (torch.set_num_threads(1), once). "
     "Then run the cell again."
 )
 
-_NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}  # what a body of dots is compiled to
+_NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}  # the compiled form of a body of dots
 
 Tone = Literal["neutral", "good", "bad"]
 State = Literal["unanswered", "wrong", "undecided", "right"]
@@ -74,7 +74,7 @@ class Table(Struct, frozen=True):
 
     @classmethod
     def of(cls, head: Sequence[str], rows: Iterable[Sequence[object]], *below: str, gap: str = "  ") -> Table:
-        """From a header and rows, numbers right-aligned; `below` are lines after the table."""
+        """A table from a header and rows, with numbers right-aligned; `below` are lines after it."""
         columns = [[str(cell) for cell in column] for column in zip(head, *rows, strict=True)]
         for number, column in enumerate(columns):
             width, has_figures = max(map(len, column)), any(cell[:1].isdigit() for cell in column[1:])
@@ -104,17 +104,17 @@ class Checked(Struct, frozen=True):
 
 
 def unanswered(hint: str) -> Checked:
-    """The reader has not begun."""
+    """The learner has not begun."""
     return Checked("unanswered", hint)
 
 
 def wrong(hint: str) -> Checked:
-    """Something is wrong, and this is what."""
+    """The answer is wrong; `hint` says why."""
     return Checked("wrong", hint)
 
 
 def undecided(words: str) -> Checked:
-    """The measurement does not decide; `words` say what it leaves open."""
+    """The measurement does not decide; `words` say what remains open."""
     return Checked("undecided", words)
 
 
@@ -127,17 +127,17 @@ Exercise = Callable[..., Checked]
 
 
 class NoAnswer(Exception):
-    """Raised by a check: what the answer defines still has dots in it."""
+    """Raised by a check if the answer still has dots in it."""
 
 
 class NotMeasured(Exception):
-    """What a check, a figure or a question needs has not been measured yet; the words say what to run."""
+    """A check, a figure or a question needs a measurement that is missing; the message says what to run."""
 
 
 def exercise(begin: str = "") -> Callable[[Exercise], Exercise]:
-    """A check that says `begin` to `...` and where it raises NoAnswer, and what to run where it raises NotMeasured.
+    """Turns `...` and NoAnswer into an unanswered check with the hint `begin`, and NotMeasured into what to run.
 
-    Without `begin` the answer is a function, which is none while its body has the dots.
+    Without `begin`, the answer is a function, which counts as unanswered while its body is dots.
     """
 
     def decorator(check: Exercise) -> Exercise:
@@ -162,7 +162,7 @@ def exercise(begin: str = "") -> Callable[[Exercise], Exercise]:
 
 
 def _is_empty(function: object) -> bool:
-    """Whether its body is still the dots: it returns None and does nothing else."""
+    """Whether the function's body is still the dots: it only returns None."""
     code = getattr(function, "__code__", None)
     steps = [] if code is None else list(dis.get_instructions(code))
     constants = [step.argval for step in steps if step.opname in ("LOAD_CONST", "RETURN_CONST")]
@@ -177,16 +177,16 @@ def is_unanswered(answer: object) -> bool:
 # -- what an answer computes -------------------------------------------------------------------------------------------
 
 Case = tuple[Any, ...]
-Mistakes = Sequence[tuple[str, Callable[..., Any]]]  # a hint, and what an answer with that mistake gives
+Mistakes = Sequence[tuple[str, Callable[..., Any]]]  # a hint, and the result of an answer with that mistake
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number to compute with; True is none."""
+    """Whether the value is a number to compute with; True is not."""
     return (isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0) and not isinstance(value, bool)
 
 
 def no_number(got: object, _: object) -> str:
-    """The hint for a result that is no number; empty for a number."""
+    """The hint for a result that is not a number; empty for a number."""
     return "" if is_number(got) else f"It gives {got!r}; expected a number: does the function return its result?"
 
 
@@ -206,10 +206,10 @@ def fault(
     form: Callable[[Any, Any], str] = no_number,
     same: Callable[[Any, Any], bool] = is_close,
 ) -> str:
-    """What is wrong with a function, by cases; empty where it gives what `wanted` gives.
+    """What is wrong with a function, by cases; empty if its results equal those of `expected`.
 
-    Of the first wrong case: what `form` says of its result beside the right one, else the hint of the mistake that
-    explains most of the results, else `otherwise`. With a `name`, the figures of that case stand before the hint.
+    For the first wrong case: what `form` says about its result and the right one, else the hint of the mistake that
+    explains most of the results, else `otherwise`. With a `name`, the figures of that case precede the hint.
     """
     results = [(case, answer(*case), expected(*case)) for case in cases]
     first = next((one for one in results if form(*one[1:]) or not same(*one[1:])), None)
@@ -232,14 +232,14 @@ def fault(
 PAIRS = 7
 BUDGET_S = 25.0
 QUICK_PAIRS = 2  # an interval needs as many
-FEWEST_PAIRS = 3  # however long one takes: fewer have no interval worth the name
-_SHORTEST_S = 0.5  # of a reading of the cores: the system counts in hundredths of a second
+FEWEST_PAIRS = 3  # however long one takes: fewer have no useful interval
+_SHORTEST_S = 0.5  # of a reading of the cores: the system counts in units of 0.01 s
 
-Measure = Callable[[], float]  # runs some work once; seconds, of a step or of the whole
+Measure = Callable[[], float]  # runs some work once; returns seconds, of a step or in total
 
 
 class Speed(Struct, frozen=True):
-    """The speedup of the second over the first, and its 95 % interval; seconds of each are medians.
+    """The speedup of the second function over the first, and its 95 % interval; the seconds of each are medians.
 
     `others_fraction`: the share of the usable cores that other programs took meanwhile; None: not measurable.
     """
@@ -271,7 +271,7 @@ def seconds_of(work: Callable[[], object]) -> Measure:
 
 
 def wait_for_gpu() -> None:
-    """Wait until the GPU, if there is one, has done all that was launched."""
+    """Wait until the GPU, if there is one, has finished all launched work."""
     import torch
 
     if torch.cuda.is_available():
@@ -281,7 +281,7 @@ def wait_for_gpu() -> None:
 def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s: float = BUDGET_S) -> Speed:
     """Run both once to warm up, then in pairs of random order, until `pairs` or `budget_s` are reached.
 
-    Exceptions of either pass. definitions.md, "Honest comparison" 3 and 4.
+    Exceptions of both functions propagate. definitions.md, "Honest comparison" 3 and 4.
     """
     pairs, deadline = at_most(pairs, QUICK_PAIRS), time.monotonic() + budget_s
     if not is_quick():
@@ -304,16 +304,16 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
         others_fraction = others_s / passed_s / len(os.sched_getaffinity(0))
     a, b = np.array(seconds).T
     estimate = paired(a / b)
-    assert estimate is not None and estimate.interval is not None  # there are two
+    assert estimate is not None and estimate.interval is not None  # there are at least two pairs
     before_s, after_s = float(np.median(a)), float(np.median(b))
     return Speed(estimate.ratio, estimate.interval, before_s, after_s, estimate.count, others_fraction)
 
 
 def judge_speed(speed: Speed, expected: float, *, good: str = "", hint: str = "") -> Checked:
-    """Right where the whole interval reaches `wanted` times, wrong where none of it does; `hint`: what to try then.
+    """Right if the whole interval reaches `expected` times, wrong if no part of it does; `hint`: what to try then.
 
-    A useless solution that is fast once by chance is undecided or wrong, never right. Where other programs took cores,
-    and in quick mode, no solution is wrong.
+    A useless solution that is fast once by chance is undecided or wrong, never right. If other programs took cores, or
+    in quick mode, no solution is wrong.
     """
     low, high = speed.interval
     if low >= expected:
@@ -340,6 +340,6 @@ def check_speed(
     pairs: int = PAIRS,
     budget_s: float = BUDGET_S,
 ) -> Checked:
-    """Whether `after` has a speedup of at least `wanted` over `before`, each run in turn."""
+    """Whether `after` has a speedup of at least `expected` over `before`, each run in turn."""
     speed = time_pairs(seconds_of(before), seconds_of(after), pairs=pairs, budget_s=budget_s)
     return judge_speed(speed, expected, good=good, hint=hint)

@@ -1,4 +1,4 @@
-"""Lesson 14, what idle time costs: the bill of a million samples, and what a faster GPU changes about it."""
+"""Lesson 14, the cost of idle time: the price of a million samples, and how a faster GPU changes it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gpulab.run import Run
 
 GPUS = ("T4", "V100", "A10", "L4", "A100 80", "RTX 3090", "RTX 4090", "L40S", "H100", "H200", "B200")
-TWICE = 2.0  # the GPU of the decision has this speedup, and costs as much more
-NEAR = 0.03  # two prices that differ by less are the same
+TWICE = 2.0  # speedup of the GPU in the decision, and its price factor
+NEAR = 0.03  # two prices that differ by less count as equal
 
 
 # -- the bill ----------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ NEAR = 0.03  # two prices that differ by less are the same
 
 @notes
 def bill(experiment: str, price_per_hour: float) -> Table:
-    """What a million samples cost with each setting of that experiment, at this price of the machine per hour."""
+    """The cost of a million samples with each setting of the experiment, at this price of the machine per hour."""
     record = latest_experiment(experiment)
     rows, why_no_energy = [], ""
     for side in record.sides:
@@ -56,7 +56,7 @@ def bill(experiment: str, price_per_hour: float) -> Table:
 
 @notes
 def cost_ratio(experiment: str) -> Note:
-    """How many times less a sample costs with the best setting that is faster for certain."""
+    """How many times cheaper a sample is with the best setting that is decidedly faster."""
     comparisons = latest_experiment(experiment).comparisons
     faster = [c for c in comparisons if c.verdict == "faster" and c.ratio]
     if faster:
@@ -85,7 +85,7 @@ def hardware_table() -> Table:
 
 
 def step_parts_ms(run: Run) -> tuple[float, float]:
-    """Of a typical step: waiting for data, and all the rest, in ms. Raises NotMeasured."""
+    """The parts of a typical step, in ms: waiting for data, and the rest. Raises NotMeasured."""
     of_run = facts(run)
     if of_run.typical_step_us is None or of_run.data_wait_us is None:
         raise NotMeasured(f"The run {run.name!r} has too few steps: run that cell again.")
@@ -95,10 +95,10 @@ def step_parts_ms(run: Run) -> tuple[float, float]:
 
 @notes
 def draw_gpus(run: str) -> Figure:
-    """The measured step of that run, and what it would be at best on each GPU: the loading stays what it was.
+    """The measured step of the run, and the best possible step on each GPU with unchanged loading.
 
     An estimate from peaks: the rest of the step is divided by the GPU's 32-bit peak over what this device reached in
-    one large product. No GPU reaches its peak, so each bar is the least that its step could take.
+    one large product. No GPU reaches its peak, so each bar is a lower bound of its step.
     """
     wait_ms, work_ms = step_parts_ms(latest_run(run))
     here = measured_peak(default_device())
@@ -140,7 +140,7 @@ def exchange_table(gpus: int = 8) -> Table:
 
 
 def price_of_a_million(samples_per_s: float, price_per_hour: float) -> float:
-    """What a million samples cost, in the currency of the price."""
+    """The cost of a million samples, in the currency of the price."""
     return price_per_hour * 1e6 / samples_per_s / 3600
 
 
@@ -169,7 +169,7 @@ def check_cost(cost_per_million: Callable[..., object]) -> Checked:
 
 
 def step_time(load_ms: float, compute_ms: float, workers: int, gpu_times: float) -> float:
-    """The model of lesson 03, ms: without workers one after the other, with them the slower of both."""
+    """The model of lesson 03, in ms: without workers the sum of both, with workers the slower of both."""
     return Loading(load_ms, compute_ms / gpu_times, workers).step_ms
 
 
@@ -217,7 +217,7 @@ def check_cheaper(cheaper: object) -> Checked:
         return wrong(f'{cheaper!r} is neither "workers" nor "gpu".')
     comparison = latest_experiment("two-workers").comparisons[0]
     wait_ms, work_ms = step_parts_ms(latest_run("idle"))
-    gpu_cost = TWICE * (wait_ms + work_ms / TWICE) / (wait_ms + work_ms)  # of today's
+    gpu_cost = TWICE * (wait_ms + work_ms / TWICE) / (wait_ms + work_ms)  # as a multiple of the current cost
     if comparison.ratio is None or comparison.interval is None:
         return undecided("Two workers could not be measured: run the cell two-workers again.")
     low, high = comparison.interval

@@ -21,7 +21,7 @@ from gpulab.views.waiting import waiting
 
 RANK_COUNTS = (2, 3, 4)
 EVERY, STEPS, LEARNING_RATE = 3, 7, 0.1
-AS_EVEN = 0.05  # of the mean: so far may a rank's work be from it
+AS_EVEN = 0.05  # tolerated deviation of a rank's work from the mean, as a fraction
 TEXTS = 96
 
 # -- ways to agree, as a simulation ------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ WIDTH, SAMPLES = 32, 16
 
 
 class Way(Struct, frozen=True):
-    """How ranks come to one model: they average what `shares` says, every so many steps, `delay` steps late."""
+    """How ranks synchronize their models: they average what `shares` says, every so many steps, `delay` steps late."""
 
     name: str
     shares: str = "gradients"  # or "weights", "a neighbour's weights", "nothing"
@@ -50,9 +50,9 @@ WAYS = (
 
 
 def compare_ways(ways: Sequence[Way] = WAYS) -> Table:
-    """Eight simulated ranks learn the same function, each from samples of its own: what is sent, and what is learned.
+    """Eight simulated ranks learn the same function, each from its own samples: what is sent, and what is learned.
 
-    Without a clock; fixed random numbers, so that the same machine gives the same figures. "error" is the squared
+    Uses no clock and fixed random numbers, so that a machine always gives the same figures. "error" is the squared
     distance of a rank's weights from the function's own, "apart" their distance from the ranks' mean as a share of its
     length, both of the rank in the middle.
     """
@@ -96,7 +96,7 @@ def _simulated(way: Way) -> tuple[float, float, float]:
 
 
 def _partners(step: int) -> list[int]:
-    """Of each rank: 0-1, 2-3, … in odd steps; 1-2, 3-4, …, 7-0 in even ones."""
+    """The partner of each rank: 0-1, 2-3, … in odd steps; 1-2, 3-4, …, 7-0 in even steps."""
     n, shift = SIMULATED_RANKS, 1 - step % 2
     return [(((rank - shift) % n ^ 1) + shift) % n for rank in range(n)]
 
@@ -108,7 +108,7 @@ def _partners(step: int) -> list[int]:
 def check_all_reduce(my_all_reduce: Any) -> Checked:
     """Whether `my_all_reduce(tensor, dist)` leaves the sum in every rank's tensor, and no rank sends more than a ring.
 
-    Run by threads of this process in place of ranks, for two, three and four of them.
+    Runs with two, three and four threads of this process as ranks.
     """
     most = 0.0
     for ranks in RANK_COUNTS:
@@ -207,7 +207,7 @@ def _model() -> nn.Module:
 
 
 def _reference(*, divide: bool = True, gradients: bool = False) -> LocalSgd:
-    """Local SGD, or what becomes of it with a sum in place of the mean, or with gradients in place of weights."""
+    """Local SGD, or its wrong variants: a sum in place of the mean, or gradients in place of weights."""
 
     def local_sgd(model: nn.Module, optimizer: Any, batches: Sequence[Any], every: int, dist: ThreadRank) -> None:
         def exchange(tensors: Iterable[Tensor | None]) -> None:
@@ -261,7 +261,8 @@ def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
 
 @exercise()
 def check_shard(my_shard: Any) -> Checked:
-    """Whether `my_shard(lengths, rank, ranks)` gives each rank other texts, as many, and as much to read."""
+    """Whether `my_shard(lengths, rank, ranks)` gives each rank different texts, equally many, with equally much to
+    read."""
     for ranks in RANK_COUNTS:
         for lengths in (text_lengths(TEXTS), _shuffled(text_lengths(TEXTS))):
             shards = [my_shard(list(lengths), rank, ranks) for rank in range(ranks)]
@@ -302,7 +303,7 @@ def _wrong_shards(shards: Sequence[Any], lengths: Sequence[int]) -> str:
 
 
 def text_lengths(count: int) -> list[int]:
-    """Letters of so many texts, ascending, a few of them far longer than most: as texts are."""
+    """Lengths of `count` texts in letters, ascending; a few are far longer than most, as in real data."""
     random = torch.Generator().manual_seed(1)
     lengths = torch.exp(5.5 + 0.5 * torch.randn(count, generator=random))
     return sorted(int(length) for length in lengths)

@@ -1,6 +1,6 @@
 """The data of the lessons: scikit-learn's handwritten digits, from memory or from files that arrive slowly.
 
-They live here and not in a cell, so that DataLoader workers can import them however they are started.
+The datasets are in a module, not in a cell, so that DataLoader workers can import them however they are started.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 Batch: TypeAlias = tuple[Tensor, Tensor]
 Augment = Literal["none", "shift", "turn"]
 
-COPIES = 9  # of 1797 digits: several steps of an epoch even with large batches
+COPIES = 9  # of the 1797 digits: an epoch has several steps even with large batches
 NOISE = 0.1
-EVERY = 3  # of the files: an epoch is short, a cache soon filled
+EVERY = 3  # every third file: a short epoch fills a cache soon
 MISSING_EVERY = 150
 TRAINED_ON = 1440  # of 1797 digits; the others are for validation
 ENLARGED_PIXELS = {"heavy": 384, "turn": 192}
 
 
 def whole_batch(batch: Batch) -> Batch:
-    """A collate_fn for a dataset that already gives whole batches."""
+    """A collate_fn for a dataset that already returns whole batches."""
     return batch
 
 
 def load_digits() -> Any:
-    """The digits as scikit-learn has them: images [1797, 8, 8] from 0 to 16. Raises GpulabError without it."""
+    """The digits of scikit-learn: images [1797, 8, 8] from 0 to 16. Raises GpulabError without scikit-learn."""
     try:
         with waiting("reading the digits"):
             from sklearn import datasets
@@ -54,8 +54,8 @@ def load_digits() -> Any:
 class DigitsInMemory(Dataset[Batch]):
     """16,173 handwritten digits of 64 pixels, scikit-learn's 1797 with some noise, all in memory.
 
-    `whole`: a batch is picked at once; give `collate_fn=whole_batch` to the DataLoader. `copies`: of the 1797. Raises
-    GpulabError without scikit-learn.
+    `whole`: a batch is indexed at once; pass `collate_fn=whole_batch` to the DataLoader. `copies` of the 1797 digits.
+    Raises GpulabError without scikit-learn.
     """
 
     def __init__(self, copies: int = COPIES, *, whole: bool = True) -> None:
@@ -81,8 +81,8 @@ class DigitsInMemory(Dataset[Batch]):
 class LateDigits(DigitsInMemory):
     """The digits in memory, whose batches are ready only after `late_ms`, as if another machine sent them.
 
-    `waiting`: "sleep" gives the core back meanwhile, "poll" asks again and again whether the batch is there, "none"
-    has it at once. Raises ValueError for another word.
+    `waiting`: "sleep" frees the core meanwhile, "poll" checks again and again for the batch, "none" does not wait.
+    Raises ValueError for another word.
     """
 
     def __init__(self, waiting: str, late_ms: float = 10.0) -> None:
@@ -104,7 +104,7 @@ class LateDigits(DigitsInMemory):
 def split_digits(*, training: bool) -> Batch:
     """The digits to train on, or the 357 others: images [n, 1, 8, 8] from 0 to 1, and labels.
 
-    In an order of its own, so that both parts have all writers.
+    The digits are reordered, so that both parts have all writers.
     """
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
@@ -150,10 +150,10 @@ def _turned(image: Tensor, degrees: float) -> Tensor:
 
 
 class DistantDigits(DigitsFolder):
-    """Handwritten digits from PNG files on a storage far away: `fetch_ms` pass before a file is there.
+    """Handwritten digits from PNG files on remote storage: each file takes `fetch_ms` to arrive.
 
-    The time is spent waiting, as for a network, so that several workers can wait at once also where cores are few.
-    The same file gives the same sample each time. Raises GpulabError where the files cannot be written on first use.
+    The time is a wait, as for a network, so that several workers can wait at once even with few cores. The same file
+    gives the same sample each time. Raises GpulabError if the files cannot be written on first use.
     """
 
     def __init__(self, fetch_ms: float = 3.0, root: Path | str | None = None) -> None:
@@ -166,7 +166,7 @@ class DistantDigits(DigitsFolder):
         return self.image(index), self.labels[index]
 
     def image(self, index: int) -> Tensor:
-        """What the model sees of a file, at once: float32 [1, 32, 32]."""
+        """The model's input from a file, without the wait: float32 [1, 32, 32]."""
         from PIL import Image
 
         with Image.open(self.paths[index]) as file:
@@ -174,7 +174,7 @@ class DistantDigits(DigitsFolder):
 
 
 class HeavyDigits(DistantDigits):
-    """The same digits, with an augmentation that takes a processor core for some milliseconds per image.
+    """The same digits, with an augmentation that takes a CPU core for some milliseconds per image.
 
     The image is enlarged, turned and smoothed before it is made small again. Not random: the same file gives the same
     sample each time.
@@ -193,9 +193,9 @@ class HeavyDigits(DistantDigits):
 
 
 class SomeDistantDigits(Dataset[tuple[Tensor, int]]):
-    """The digits in memory, as a cache would hold them, but for a few: `fetch_ms` pass before one of those is there.
+    """The digits in memory, like in a cache, except a few, each of which takes `fetch_ms` to arrive.
 
-    Which these are is the same each time: every 150th. Raises GpulabError where the files cannot be written.
+    The few are always the same: every 150th. Raises GpulabError if the files cannot be written.
     """
 
     def __init__(self, fetch_ms: float, root: Path | str | None = None) -> None:

@@ -1,10 +1,10 @@
 """One source, three editions of a lesson's notebook: for self-study, for a class, and for its instructor.
 
-For self-study each solution is hidden behind a line to click on (`<details>`); for a class there is none. The
-instructor's has it in the exercise cell. A block of Python belongs to the last cell above it whose name begins
-with "exercise-". A solution in words, of an answer that is a figure of the reader's own run, stands unfolded.
+The self-study edition hides each solution behind a line to click on (`<details>`); the class edition has none; the
+instructor's edition has it in the exercise cell. A block of Python belongs to the last cell above it whose name begins
+with "exercise-". A solution in words, for an answer from the reader's own run, is shown unfolded.
 
-`gpulab lab` makes a learner's own copy of the lessons from what is installed, never over what is there.
+`gpulab lab` copies the installed lessons for a learner and never overwrites existing files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXERCISE = "exercise-"
 _FOLDED = re.compile(r"<details>\s*<summary>(?P<title>.*?)</summary>(?P<content>.*?)</details>\n*", re.DOTALL)
 _PYTHON = re.compile(r"```python\n(?P<code>.*?)\n```", re.DOTALL)
 
-Notebook = Mapping[str, Any]  # as JSON has it
+Notebook = Mapping[str, Any]  # as parsed from JSON
 
 
 def solutions(notebook: Notebook) -> dict[str, str]:
@@ -56,7 +56,7 @@ def solutions(notebook: Notebook) -> dict[str, str]:
 
 
 def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
-    """The notebook in that edition; the one given stays as it is. Outputs stay, but for those of changed cells."""
+    """A copy of the notebook in that edition. Outputs are kept, except those of changed cells."""
     changed: dict[str, Any] = copy.deepcopy(dict(notebook))
     if kind == "self-study":
         return changed
@@ -74,23 +74,23 @@ def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
 
 
 def solved(exercise: str, solution: str) -> str:
-    """The exercise's cell with the solution after what it gives: what is defined anew counts."""
+    """The exercise's cell followed by the solution, whose definitions replace those of the cell."""
     return f"{exercise.rstrip()}\n\n# a solution\n{solution}"
 
 
 def cell_name(cell: Mapping[str, Any]) -> str:
-    """The name in its metadata, as its text has it; else its id."""
+    """The name of a cell in its metadata, else its id."""
     return str(cell.get("metadata", {}).get("name") or cell.get("id", ""))
 
 
 def source(cell: Mapping[str, Any]) -> str:
-    """The text of a cell, which a file has as one string or as a list of lines."""
+    """The text of a cell, which a file stores as one string or as a list of lines."""
     text = cell["source"]
     return text if isinstance(text, str) else "".join(text)
 
 
 def _unfolded(folded: re.Match[str]) -> str:
-    """What is said in words; code stands in the exercise's cell."""
+    """The words of a folded solution; its code goes into the exercise's cell."""
     content = folded["content"].strip()
     title = re.sub(r"<[^>]+>", "", folded["title"]).partition(" (")[0].strip()
     return "" if _PYTHON.search(content) else f"**{title}**\n\n{content}\n\n"
@@ -101,7 +101,7 @@ FIRST = "00_quick_start.ipynb"
 
 
 class Copied(Struct, frozen=True):
-    """What a folder got: the names of new notebooks, and of those that were there and stay as they are."""
+    """The result of a copy: the names of new notebooks, and of existing notebooks, which are unchanged."""
 
     folder: Path
     new: tuple[str, ...]
@@ -109,7 +109,7 @@ class Copied(Struct, frozen=True):
 
 
 def open_lessons(options: argparse.Namespace) -> Answer:
-    """Do `gpulab lab`; the exit status is JupyterLab's. Raises UsageError and StoreError."""
+    """Run `gpulab lab`; the exit status is that of JupyterLab. Raises UsageError and StoreError."""
     entry = find_lesson(options.lesson)
     copied = copy_lessons(options.folder.absolute(), options.edition)
     folder = plain(str(copied.folder))
@@ -128,9 +128,9 @@ def open_lessons(options: argparse.Namespace) -> Answer:
 
 
 def notebooks() -> list[Path]:
-    """The lessons as shipped: of the checkout that this gpulab runs from, else of the installed package.
+    """The lessons as shipped: from the checkout that this gpulab runs from, else from the installed package.
 
-    Raises UsageError where there are none.
+    Raises UsageError if there are none.
     """
     places = (PACKAGE_FOLDER.parent / "notebooks", Path(sysconfig.get_path("data")) / INSTALLED)
     for place in places:
@@ -143,9 +143,9 @@ def notebooks() -> list[Path]:
 
 
 def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
-    """Copy every lesson that is not there yet, without its outputs: they would tell what the reader is to guess.
+    """Copy every missing lesson, without its outputs, which would reveal what the reader should guess.
 
-    Raises StoreError where the folder cannot be written.
+    Raises StoreError if the folder cannot be written.
     """
     new, present = [], []
     try:
@@ -171,9 +171,9 @@ def _without_outputs(notebook: Any) -> Any:
 
 
 def jupyterlab_command(folder: Path, notebook: str, args: Sequence[str]) -> list[str]:
-    """What opens JupyterLab in the folder on that notebook.
+    """The command that opens JupyterLab in the folder on that notebook.
 
-    Raises UsageError where it is not installed, or would refuse to run.
+    Raises UsageError if JupyterLab is not installed or would refuse to run.
     """
     if importlib.util.find_spec("jupyterlab") is None:
         raise UsageError("JupyterLab is not installed: pip install 'gpulab[demo,lab]', then gpulab lab again.")

@@ -1,6 +1,6 @@
-"""Figures of the lessons: a frame with its labels, rows of bars, and sliders by which a model is turned.
+"""Figures of the lessons: a frame with labels, rows of bars, and models with sliders.
 
-A figure of a model or of a formula says so in a note, so that nobody takes it for a measurement.
+A figure of a model or a formula says so in a note, so that nobody mistakes it for a measurement.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Setting = TypeVar("Setting", bound=Struct)
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Draw with matplotlib's defaults, whatever style the user has set, and put theirs back."""
+    """Draw with matplotlib's defaults, whatever style the user has set, and restore the user's style."""
     import matplotlib as mpl
 
     with warnings.catch_warnings():
@@ -46,7 +46,7 @@ def own_style() -> Iterator[None]:
 
 
 def ink(text: str) -> str:
-    """Text as matplotlib shall draw it: no formula between dollar signs, no control character, no missing glyph."""
+    """Text that matplotlib draws as is: no formula between dollar signs, no control character, no missing glyph."""
     from matplotlib import font_manager
 
     font = font_manager.get_font(font_manager.findfont(FONT))
@@ -55,13 +55,13 @@ def ink(text: str) -> str:
 
 
 def ink_lines(text: str, width: int, most: int) -> list[str]:
-    """Text wrapped to at most `most` lines of `width` characters; what does not fit is shown by an ellipsis."""
+    """Text wrapped to at most `most` lines of `width` characters; an ellipsis marks a cut."""
     return [ink(line) for line in textwrap.wrap(plain(text), width, max_lines=most, placeholder=" …")]
 
 
 @contextmanager
 def panels(count: int, width_in: float, height_in: float) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure with so many axes side by side, in matplotlib's own style whatever the notebook has set."""
+    """A figure with `count` axes side by side, in matplotlib's own style whatever the notebook has set."""
     from matplotlib.figure import Figure
 
     with own_style():
@@ -83,10 +83,10 @@ def plot(
     ticks: Sequence[int] = (),
     legend: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[Figure, Axes]]:
-    """A figure to draw into, with these labels; `note` stands above it at the right, `bare` sides have no line.
+    """A figure to draw into, with these labels; `note` is above it at the right, `bare` sides have no line.
 
-    `log`: the base by axis, "x" or "y", and a grid; `ticks`: of x, as plain numbers. `legend`: where it is, as
-    `Axes.legend` has it; one "outside" is below the axes.
+    `log`: the base by axis, "x" or "y", and a grid; `ticks` of x, as plain numbers. `legend`: its position, as in
+    `Axes.legend`; "outside" is below the axes.
     """
     with panels(1, width_in, height_in) as (figure, (axes,)):
         axes.set_title(title, loc="left", size=10)
@@ -111,7 +111,7 @@ def plot(
 
 
 class Bar(Struct, frozen=True):
-    """A part of a row, in the unit of its figure. `label` stands in it, in `ink`; `hatch`: it is not certain."""
+    """A part of a row, in the unit of its figure. `label` is drawn in it, in colour `ink`; `hatch`: it is uncertain."""
 
     start: float
     length: float
@@ -122,7 +122,7 @@ class Bar(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """A row of a figure from its bars; `words` stand behind the last one."""
+    """A row of a figure, made of bars; `words` follow the last bar."""
 
     name: str
     bars: Sequence[Bar] = ()
@@ -138,12 +138,12 @@ def stacked(lengths: Iterable[tuple[float, str]], start: float = 0.0) -> list[Ba
 
 
 def shortened(name: str, most: int) -> str:
-    """As much of a name as so many letters hold."""
+    """A name cut to `most` letters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def share_row(name: str, share: float | None, colour: str, why: str, *, whole: float = 1.0, hatch: str = "") -> Row:
-    """A bar of a share, 0 to 1, on an axis up to `whole`, with its figure; where there is none, `why` in its place."""
+    """A bar of a share, 0 to 1, on an axis up to `whole`, with its figure; without a share, `why` in its place."""
     if share is None:
         return Row(name, (), why)
     length, words = min(share, 1.0), percent(share)
@@ -178,7 +178,7 @@ def draw_rows(
     row_in: float = 0.42,
     size: float = 8,
 ) -> Figure:
-    """A figure of rows alone; `legend`: what each colour means, by the meaning."""
+    """A figure of rows; `legend`: the colour of each meaning."""
     from matplotlib.patches import Patch
 
     height_in = row_in * len(rows) + (1.2 if legend else 0.95)
@@ -192,7 +192,7 @@ def draw_rows(
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as an image, as a notebook shows it."""
+    """The figure as a PNG image, as a notebook shows it."""
     with own_style(), io.BytesIO() as file:
         figure.savefig(file, format="png", facecolor="white")
         return file.getvalue()
@@ -209,7 +209,7 @@ class ByHand:
         return "The model as the sliders have it at first. To turn it, run this cell in a notebook with widgets."
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """A front end with widgets takes the sliders, every other one the image."""
+        """A front end with widgets shows the sliders, every other front end the image."""
         widget = self.sliders._repr_mimebundle_() if self.sliders._repr_mimebundle_ else {}
         image = base64.b64encode(png(self._first())).decode("ascii")
         return {**widget, "text/plain": repr(self), "image/png": image}
@@ -218,9 +218,10 @@ class ByHand:
 def by_hand(
     draw: Callable[[Setting], Figure], first: Setting, sliders: Mapping[str, tuple[Any, ...]]
 ) -> ByHand | Figure:
-    """A model to be turned, from `first` on; without ipywidgets the drawing of that.
+    """A model with sliders, starting at `first`; without ipywidgets, only the drawing of `first`.
 
-    `sliders`: by field of the setting its label, and of a number the least, the most and the step; of a text all words.
+    `sliders`: for each field of the setting its label, and for a number its minimum, maximum and step, for a text all
+    words.
     """
     try:
         import ipywidgets as widgets

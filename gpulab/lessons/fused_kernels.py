@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 LEAST_SPEEDUP = 1.1  # speedup: forward and backward, at the size of the check
-SHAPES = ((2, 2, 8, 4), (1, 3, 17, 8))  # batch, heads, tokens, numbers of a head
+SHAPES = ((2, 2, 8, 4), (1, 3, 17, 8))  # batch, heads, tokens, head size
 TIMED_SHAPE = (4, 4, 256, 32)
 TOLERANCE = 1e-9  # in double precision
 PEAK_SIZE, COPIED_BYTES, REPEATS = 1024, 64 << 20, 5
-_LEAST_SHARE = 0.01  # of the step: what takes less is not drawn
-_NAME_FROM_SHARE, _MOST_NAMES, _LONGEST_NAME = 0.03, 10, 30  # in the figure: the table below it has all names in full
+_LEAST_SHARE = 0.01  # share of the step: smaller parts are not drawn
+_NAME_FROM_SHARE, _MOST_NAMES, _LONGEST_NAME = 0.03, 10, 30  # in the figure; the table below has all names in full
 
 
 def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -61,12 +61,12 @@ def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def one_operator(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same by PyTorch's own operator, which can do without writing the matrix of scores to memory."""
+    """The same by PyTorch's own operator, which need not write the matrix of scores to memory."""
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def attention_lanes(sequences: int = 8, heads: int = 4, tokens: int = 256, size: int = 16) -> dict[str, list[Block]]:
-    """MB of 32-bit numbers that a layer's attention reads and writes, forward, where caches hold nothing.
+    """MB of 32-bit numbers that a layer's attention reads and writes in the forward pass, without caches.
 
     Each operator reads its inputs once and writes its result once. The matrix of scores has a number for each pair of
     tokens; query, key, value and the result have `size` for each token.
@@ -82,7 +82,7 @@ def attention_lanes(sequences: int = 8, heads: int = 4, tokens: int = 256, size:
 
 
 class Layer(nn.Module):
-    """One layer of a small transformer, with the attention that is given."""
+    """One layer of a small transformer, with `attention`."""
 
     def __init__(self, width: int, heads: int, attention: Attention) -> None:
         super().__init__()
@@ -125,14 +125,14 @@ def counting_tokens(sequences: int, length: int, vocabulary: int = 64) -> Tensor
 
 
 class Peak(Struct, frozen=True):
-    """What this device reached: FLOP/s of one large matrix product, bytes/s of one large copy, read and written."""
+    """The device's measured peak: FLOP/s of one large matrix product, bytes/s of one large copy, read and written."""
 
     flops: float
     bytes: float
 
     @property
     def ridge(self) -> float:
-        """FLOP per byte from which arithmetic is the limit, and no longer memory."""
+        """FLOP per byte above which arithmetic, not memory, is the limit."""
         return self.flops / self.bytes
 
 
@@ -156,7 +156,7 @@ class OperatorUse(Struct, frozen=True):
 
 
 class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, time, FLOP and bytes of every operator are added up. Small operators look slower than they are."""
+    """Adds up time, FLOP and bytes of every operator in its block. Small operators appear slower than they are."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -179,7 +179,7 @@ class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def uses(self) -> list[OperatorUse]:
-        """The one that took longest first."""
+        """The operators, the longest first."""
         every = (OperatorUse(name, int(use[0]), *use[1:]) for name, use in self._uses.items())
         return sorted(every, key=lambda use: -use.seconds)
 
@@ -192,7 +192,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any, outputs: Sequence[Ten
 
 
 def _is_view(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
-    """It moves no numbers: reshaped, transposed, detached."""
+    """Whether an operator moves no data: reshape, transpose, detach."""
     there = {x.untyped_storage().data_ptr() for x in inputs}
     return all(x.untyped_storage().data_ptr() in there for x in outputs)
 
@@ -221,7 +221,7 @@ def measured_peak(device: torch.device) -> Peak:
 
 
 def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
-    """FLOP/s against FLOP per byte: the roof is what the device reached, each dot an operator and its share."""
+    """FLOP/s against FLOP per byte: the roof is the device's measured peak, each dot an operator and its share."""
     step_s = sum(use.seconds for use in uses)
     longest_first = sorted(uses, key=lambda use: -use.seconds)
     uses_to_draw = [use for use in longest_first if use.seconds >= _LEAST_SHARE * step_s and use.flops and use.bytes]
@@ -244,12 +244,12 @@ def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
 
 
 def _area(share: float) -> float:
-    """Of an operator's dot, in square points."""
+    """The area of an operator's dot, in square points."""
     return 30 + 1500 * share
 
 
 def _name_dots(axes: Axes, uses_to_draw: Sequence[OperatorUse], step_s: float) -> None:
-    """The names and shares of the large dots in a column beside the axes, each with a line to its dot."""
+    """The names and shares of the large dots in a column next to the axes, each with a line to its dot."""
     largest = [use for use in uses_to_draw[:_MOST_NAMES] if use.seconds >= _NAME_FROM_SHARE * step_s]
     line = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
     for place, use in enumerate(sorted(largest, key=lambda use: use.gflops_per_s)):
@@ -293,7 +293,7 @@ def _chain(x: Tensor) -> Tensor:
 def compile_chain(size: int = 2_000_000) -> Table | Note:
     """Compile a chain of small operators: the seconds it took, and its time per call eager and compiled, interleaved.
 
-    Where this machine cannot compile (the CPU needs a C++ compiler), a sentence says so.
+    If this machine cannot compile (the CPU needs a C++ compiler), a sentence says so.
     """
     x = torch.randn(size, device=default_device())
     compiled = torch.compile(_chain, dynamic=False)
@@ -301,7 +301,7 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
     try:
         with waiting("compiling a chain of five operators"):
             same = torch.allclose(compiled(x), _chain(x), rtol=1e-4, atol=1e-5)
-    except Exception as e:  # whatever the compiler lacks: it is not what the lesson is about
+    except Exception as e:  # whatever the compiler lacks is not a topic of the lesson
         return Note(
             "Not compiled.", f"torch.compile does not work on this machine ({type(e).__name__}): see its message."
         )
@@ -317,7 +317,7 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
 
 
 def swaps_table(names: Mapping[str, str]) -> Table:
-    """What each swap brought to the whole step, by the experiment's name; `names`: how the lesson calls it."""
+    """The effect of each swap on the whole step, by the experiment's name; `names`: the lesson's names of the swaps."""
     rows: list[tuple[str, str, str]] = []
     for name, words in names.items():
         try:

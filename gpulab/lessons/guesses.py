@@ -22,7 +22,7 @@ from gpulab.views.widgets import close, hidden_widget, in_notebook
 
 Closeness = Literal["exact", "close", "near", "far", "no guess", "undecided", "not measured"]
 Unit = Literal["%", "times"]
-Manner = tuple[str, str]  # how a factor is said, from 1 on and below; formatting.speedup
+Manner = tuple[str, str]  # how a factor is worded, from 1 on and below; formatting.speedup
 
 SPEEDUP: Manner = ("speedup {}", "{} slower")
 CHEAPER: Manner = ("{} cheaper", "{} more expensive")
@@ -37,7 +37,7 @@ class Grade(Struct, frozen=True):
     times: float
 
 
-GRADES = (  # "exact": the guess is written as the measurement is, whatever digits follow
+GRADES = (  # "exact": guess and measurement are equal as displayed
     Grade("exact", "Exactly.", 0.0, 1.0),
     Grade("close", "Close.", 6.0, 1.15),
     Grade("near", "Not far off.", 15.0, 1.6),
@@ -54,7 +54,7 @@ _OPENINGS: dict[Closeness, str] = {
 class Question(Struct, frozen=True):
     """A question for a guess, and how to measure the answer. `what` follows the figure: "of each step waits for data".
 
-    `experiment` and `setting` say which comparison measures a factor, where one does.
+    `experiment` and `setting` say which comparison measures a factor, if any.
     """
 
     text: str
@@ -79,17 +79,17 @@ def share(text: str, measure: Callable[[], float | None], what: str) -> Question
 def times(
     text: str, experiment: str, what: str, manner: Manner = SPEEDUP, setting: tuple[str, str] = ("", "")
 ) -> Question:
-    """A question for the speedup that the experiment of that name measures, or that setting of it."""
+    """A question for the speedup in the experiment of that name, or of one of its settings."""
     return Question(text, "times", lambda: times_faster(experiment, *setting), what, manner, experiment, setting)
 
 
 def times_between(text: str, before: str, after: str, what: str) -> Question:
-    """A question for the speedup of the run named `after` over the one named `before`, step by step."""
+    """A question for the speedup per step of the run named `after` over the run named `before`."""
     return Question(text, "times", lambda: faster_than(before, after), what)
 
 
 class Revealed(Struct, frozen=True):
-    """A guess beside its measurement; both in per cent or both as a factor. None where there is none."""
+    """A guess and its measurement, both in per cent or both factors; None if missing."""
 
     closeness: Closeness
     words: str
@@ -110,7 +110,7 @@ class Revealed(Struct, frozen=True):
 def reveal(guess: object, question: Question, shipped: str = "") -> Revealed:
     """Measure, and compare the guess with it, unless the measured factor may be chance.
 
-    `shipped`: the measurement of a quiet machine, shown where this one did not decide.
+    `shipped`: the measurement of a quiet machine, shown if this machine's is undecided.
     """
     measured = None
     with suppress(NotMeasured):
@@ -161,7 +161,7 @@ class GuessInput:
     """The field that `lesson.guess(...)` returns: `value` is the number that was typed, None before that."""
 
     def __init__(self, name: str, question: Question) -> None:
-        self.name = name  # of the variable that holds it
+        self.name = name  # of the variable with the field
         self.question = question
         self.value: float | None = None
         self._key = uuid.uuid4().hex
@@ -181,7 +181,7 @@ class GuessInput:
         return {"text/plain": repr(self), "text/html": self.html()}
 
     def html(self) -> str:
-        """The output; a front end without the widget shows the words alone."""
+        """The output; a front end without the widget shows only the words."""
         unit = self.question.sign.strip()
         spoken = "in per cent" if unit == "%" else "as a factor"
         value = "" if self.value is None else f"{self.value:g}"
@@ -195,7 +195,7 @@ class GuessInput:
         return f'<div class="gpulab-guess-{self._key}" style="margin:4px 0">{question}{field}{words}</div>'
 
     def _enliven(self) -> None:
-        """In a notebook: create the widget that shows the field and sends what is typed."""
+        """In a notebook: create the widget that shows the field and sends the input."""
         if self._widget is None and in_notebook():
             self._widget = hidden_widget("guess_input.js")(key=self._key)
             self._widget.on_msg(self._receive)

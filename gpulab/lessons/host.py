@@ -1,4 +1,4 @@
-"""Lesson 09, waiting for the host: many small operators against few large ones, and reading a loss in every step."""
+"""Lesson 09, waiting for the host: many small operators or few large ones, and reading a loss in every step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gpulab.lessons.check import (
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.training import forward_and_backward, gradients_of, seeded, weights_of
 
-LEAST_SPEEDUP = 2.0  # speedup: some hundred small operators against a handful
+LEAST_SPEEDUP = 2.0  # speedup: hundreds of small operators over a handful
 SAMPLES, POINTS = 64, 16
-MOST_OPERATORS = 40  # of one call: a handful, with room for another way of writing it
+MOST_OPERATORS = 40  # in one call: a handful, with room for other solutions
 STEPS, LOG_EVERY = 40, 10
 _READS = ("item", "tolist", "cpu", "numpy", "to", "__float__", "__int__", "__bool__")
 
@@ -54,7 +54,7 @@ class ManyHeads(nn.Module):
 def point_by_point(points: Tensor, centre: Tensor) -> Tensor:
     """Of each sample, the mean distance of its points from the centre: [samples, points, 2], [2] → [samples].
 
-    One small operator after the other, sample by sample, as people write it first.
+    One small operator after the other, sample by sample, as a first version is often written.
     """
     distances = []
     for sample in points:
@@ -74,7 +74,7 @@ def _squares(points: Tensor, centre: Tensor) -> Tensor:
 
 @exercise()
 def check_distances(my_distances: Any) -> Checked:
-    """Whether `my_distances(points, centre)` is what `as_given` computes, with its gradient, and faster."""
+    """Whether `my_distances(points, centre)` equals `point_by_point`, with its gradient, and is faster."""
     cases = [_points(shape, torch.float64) for shape in ((3, 5, 2), (1, 1, 2), (7, 2, 2))]
     if words := fault(
         my_distances,
@@ -129,7 +129,7 @@ def _form(got: object, expected: Tensor) -> str:
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that run inside."""
+    """Counts the operators that run in its block."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ def check_loop(my_loop: Any) -> Checked:
     """Whether `my_loop(model, optimizer, batches, log)` logs the mean loss of every ten steps with one read each."""
     model, optimizer, batches = _small_training()
     logs: list[Any] = []
-    logged_at: list[int] = []  # after so many steps of the optimizer
+    logged_at: list[int] = []  # in steps of the optimizer
     steps: list[None] = []
     optimizer.register_step_post_hook(lambda *_: steps.append(None))
 
@@ -201,7 +201,7 @@ def check_loop(my_loop: Any) -> Checked:
 
 
 def slow_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[..., Any]) -> None:
-    """The loop as people write it first, and as the notebook shows it: it reads the loss in every step."""
+    """The loop as often written first, and as in the notebook: it reads the loss in every step."""
     total = 0.0
     for number, (inputs, targets) in enumerate(batches, start=1):
         optimizer.zero_grad()
@@ -216,9 +216,10 @@ def slow_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[
 
 @contextmanager
 def _recorded_reads() -> Iterator[list[str]]:
-    """Inside, every call that reads a tensor's numbers into Python is noted by its name; put back afterwards."""
+    """Records the name of every call in the block that reads a tensor's numbers into Python; patches are undone
+    afterwards."""
     reads: list[str] = []
-    inside = False  # one read may be made of others: it counts once
+    inside = False  # a read that contains others counts once
 
     def counting(name: str) -> Any:
         original = getattr(Tensor, name)
@@ -242,7 +243,7 @@ def _recorded_reads() -> Iterator[list[str]]:
 
 
 def _is_read(tensor: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Whether `.to(…)` takes a number to the host: batches and weights may go to whichever device they like."""
+    """Whether `.to(…)` moves a number to the host; batches and weights may go to any device."""
     targets = [*arguments[:1], options.get("device")]
     return tensor.numel() == 1 and any(str(target) == "cpu" for target in targets)
 

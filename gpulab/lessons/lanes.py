@@ -1,7 +1,7 @@
-"""Models that are turned by hand: who works on what over time, a lane for each. They explain and measure nothing.
+"""Models with sliders: who works on what over time, in lanes. The models explain and measure nothing.
 
-Every model has the fields that its sliders turn, plays its steps into lanes, and is drawn by `draw`, which says that
-it is a model. `turn` shows it with sliders.
+Every model has a field per slider, plays its steps into lanes, and is drawn by `draw`, which labels it as a model.
+`turn` shows it with sliders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["compute", "load", "wait", "launch", "copy", "communicate"]
 
-COLOURS: dict[Kind, str] = {  # those of the report, where it has the same thing
+COLOURS: dict[Kind, str] = {  # same as in the report, if it has the same part
     "compute": BLUE,
     "load": "#6C7A89",
     "wait": ORANGE,
@@ -38,7 +38,7 @@ MEANINGS: dict[Kind, str] = {  # in a figure of steps
     "copy": "copying",
     "communicate": "exchanging between devices",
 }
-STEP_UNITS = ("ms", "µs")  # in another unit a figure is no figure of steps
+STEP_UNITS = ("ms", "µs")  # a figure in another unit is not a figure of steps
 
 
 class Block(Struct, frozen=True):
@@ -55,37 +55,37 @@ class Block(Struct, frozen=True):
 
 
 class Lane(Struct):
-    """What is done one piece after the other. `free`: when the last one ends."""
+    """Pieces of work, one after the other. `free`: when the last piece ends."""
 
     blocks: list[Block] = field(default_factory=list)
     free: float = 0.0
 
     def add(self, length: float, kind: Kind, label: str = "", ready: float = 0.0) -> float:
-        """Begin when it is `ready` and the one before has ended; gives the end."""
+        """Add a piece that begins when it is `ready` and the previous piece has ended; returns its end."""
         start = max(ready, self.free)
         self.blocks.append(Block(start, length, kind, label))
         self.free = start + length
         return self.free
 
     def wait(self, until: float) -> None:
-        """Do nothing up to then."""
+        """Do nothing until then."""
         if until > self.free + 1e-9:
             self.add(until - self.free, "wait")
 
 
 Lanes = Mapping[str, Sequence[Block]]
-Sliders = Mapping[str, tuple[Any, ...]]  # as `figures.by_hand` has them
+Sliders = Mapping[str, tuple[Any, ...]]  # as in `figures.by_hand`
 
 
 class Played(Struct, frozen=True):
-    """What happens in a model: its lanes by name, how long the last step takes, and a figure for each lane."""
+    """The result of a model: its lanes by name, the time of the last step, and a figure for each lane."""
 
     lanes: dict[str, list[Block]]
     step: float
     each: tuple[float, ...] = ()
 
     def share(self, kind: Kind, *lanes: str) -> float:
-        """Of the time that is drawn, in these lanes or in all: what goes to work of that kind."""
+        """The share of the drawn time, in these lanes or in all, that goes to work of that kind."""
         of_kind = [block.length for lane in lanes or self.lanes for block in self.lanes[lane] if block.kind == kind]
         end = max((block.end for lane in self.lanes.values() for block in lane), default=0.0)
         return sum(of_kind) / (len(lanes or self.lanes) * end) if end else 0.0
@@ -94,8 +94,8 @@ class Played(Struct, frozen=True):
 def draw_lanes(lanes: Lanes, title: str, *, unit: str = "ms", meanings: Mapping[Kind, str] | None = None) -> Figure:
     """A figure with one lane per row, from top to bottom; it says that it is a model, not a measurement.
 
-    `meanings`: what the legend calls each colour, those without a word are left out; None: the usual words in a figure
-    of steps, else no legend.
+    `meanings`: the legend's word for each colour; colours without a word are left out. None: the usual words in a
+    figure of steps, else no legend.
     """
     words = (MEANINGS if unit in STEP_UNITS else {}) if meanings is None else meanings
     kinds = {block.kind for blocks in lanes.values() for block in blocks}
@@ -129,12 +129,12 @@ class Model(Struct, frozen=True):
         raise NotImplementedError
 
     def title(self, played: Played) -> str:
-        """What the drawing says of them."""
+        """The title of the drawing."""
         raise NotImplementedError
 
 
 def draw(model: Model, title: str = "") -> Figure:
-    """What happens in the model over time; `title` in place of its own."""
+    """The model over time, with `title` in place of its own title."""
     played = model.play()
     lanes = {name: [block for block in blocks if block.length] for name, blocks in played.lanes.items()}
     return draw_lanes(lanes, title or model.title(played), unit=model.UNIT, meanings=model.MEANINGS)
@@ -146,7 +146,7 @@ def turn(model: Model) -> ByHand | Figure:
 
 
 def refuse(is_possible: bool, words: str) -> None:
-    """Raises ValueError with these words for what is not possible."""
+    """Raises ValueError with these words if the setting is not possible."""
     if not is_possible:
         raise ValueError(words)
 
@@ -155,7 +155,7 @@ def refuse(is_possible: bool, words: str) -> None:
 
 
 class Loading(Model, frozen=True):
-    """A DataLoader: to load a batch, to compute on it, and worker processes; 0 workers: in turn.
+    """A DataLoader: time to load a batch, time to compute on it, and worker processes; 0 workers: in turn.
 
     Workers have a core each and make whole batches in turn; definitions.md, "Feeding".
     """
@@ -173,7 +173,7 @@ class Loading(Model, frozen=True):
 
     @property
     def step_ms(self) -> float:
-        """Without handing over, and with cores enough."""
+        """The step, without the hand-over of batches and with enough cores."""
         if not self.workers:
             return self.load_ms + self.compute_ms
         return max(self.compute_ms, self.load_ms / self.workers)
@@ -198,21 +198,21 @@ class Loading(Model, frozen=True):
 class GpuStep(Model, frozen=True):
     """One step: all times in µs. `syncs`: after so many kernels, evenly spread, the host waits for the device.
 
-    The host starts one kernel after the other; the device runs them in order, each when it was launched and the one
-    before has ended. definitions.md, "Step on a GPU".
+    The host launches one kernel after the other; the device runs them in order, each after its launch and after the end
+    of the previous kernel. definitions.md, "Step on a GPU".
     """
 
     kernels: int = 20
     kernel_us: float = 5.0
     launch_us: float = 10.0
     syncs: int = 0
-    data_us: float = 0.0  # that the host waits for data at the beginning of each step
+    data_us: float = 0.0  # wait of the host for data at the beginning of each step
     graph: bool = False  # all kernels are started by one launch: a CUDA graph
     steps: int = 2
 
     UNIT: ClassVar[str] = "µs"
     SLIDERS: ClassVar[Sliders] = {
-        "kernels": ("kernels", 1, 60, 1),  # more would be a comb
+        "kernels": ("kernels", 1, 60, 1),  # more would look like a comb
         "kernel_us": ("kernel µs", 0.5, 60, 0.5),
         "launch_us": ("launch µs", 1, 30, 0.5),
         "syncs": ("syncs", 0, 10, 1),
@@ -248,9 +248,9 @@ class GpuStep(Model, frozen=True):
 
 
 class Exchange(Model, frozen=True):
-    """One step of one rank. `latency_ms` is the price of each bucket, whatever its size.
+    """One step of one rank. `latency_ms` is the fixed cost of each bucket.
 
-    The backward pass finishes gradients evenly; a bucket leaves when its last gradient is there and the link is free.
+    The backward pass finishes gradients evenly; a bucket is sent when its last gradient is ready and the link is free.
     """
 
     gradients_mb: float = 40.0
@@ -272,7 +272,7 @@ class Exchange(Model, frozen=True):
         "communicate": "a bucket on the link",
         "wait": "waiting for the link (exposed)",
     }
-    LABELLED_MS: ClassVar[float] = 4.0  # a block of the link that is long enough for its number
+    LABELLED_MS: ClassVar[float] = 4.0  # the shortest block of the link with a number
 
     def __post_init__(self) -> None:
         refuse(self.buckets >= 1 and self.mb_per_s > 0, "there is at least one bucket, and a link that carries")
@@ -327,7 +327,7 @@ ALL_REDUCES: Mapping[str, Callable[[int, float, float], float]] = {  # ms from r
 
 
 def all_reduce_ms(way: str, ranks: int, size_mb: float, latency_ms: float, mb_per_s: float) -> float:
-    """Of one all-reduce in one of the ways of `ALL_REDUCES`; definitions.md, "All-reduce"."""
+    """The time of one all-reduce in one of the ways of `ALL_REDUCES`; definitions.md, "All-reduce"."""
     return 0.0 if ranks == 1 else ALL_REDUCES[way](ranks, latency_ms, 1e3 * size_mb / mb_per_s)
 
 
@@ -346,14 +346,14 @@ def draw_topologies(size_mb: float, latency_ms: float = 0.02, mb_per_s: float = 
 
 Way = Literal["time slicing", "MPS", "MIG"]
 WAYS: tuple[Way, ...] = ("time slicing", "MPS", "MIG")
-STEP_MS, SLICE_MS = 100, 5  # of a job that has the device to itself; of a turn
+STEP_MS, SLICE_MS = 100, 5  # step of a job alone on the device; time slice
 FIGURE_STEPS, PLAYED_STEPS = 3, 40
-UNCOUNTED_MS = STEP_MS * PLAYED_STEPS // 4  # until the jobs have found their places
+UNCOUNTED_MS = STEP_MS * PLAYED_STEPS // 4  # until the jobs are in a steady state
 
 
 class Sharing(Model, frozen=True):
-    """`jobs` alike: each computes `busy_pct` of its step when it is alone, with kernels that fill `fills_pct` of the
-    device. MIG: the device in as many equal parts.
+    """`jobs` equal jobs: each computes `busy_pct` of its step when alone, with kernels that fill `fills_pct` of the
+    device. MIG: the device is split into as many equal parts.
     """
 
     jobs: int = 2
@@ -383,12 +383,12 @@ class Sharing(Model, frozen=True):
         """Play the jobs in steps of a millisecond, begun one after the other; the first quarter is not counted.
 
         Time slicing: one job has the whole device, for 5 ms at a time. MPS: kernels of several jobs run at once while
-        the device has room for them. MIG: each job has its part, and only that. Changing from one job to the next, and
-        sharing the memory's bandwidth, cost nothing here. `each`: the steps of a job in the time of one that is alone.
+        the device has room for them. MIG: each job has only its own part. Switching between jobs and sharing the
+        memory's bandwidth cost nothing here. `each`: the steps of a job in the time of one step alone.
         """
         count, busy_ms = self.jobs, self.busy_pct * STEP_MS / 100
         begin_ms = [round(job * STEP_MS / count) for job in range(count)]
-        host_ms, device_ms = [STEP_MS - busy_ms] * count, [busy_ms] * count  # that are left of the step
+        host_ms, device_ms = [STEP_MS - busy_ms] * count, [busy_ms] * count  # remaining in the step
         kinds: list[list[Kind]] = [[] for _ in range(count)]
         steps, turn = [0.0] * count, 0
         for now in range(STEP_MS * PLAYED_STEPS):
@@ -419,7 +419,7 @@ class Sharing(Model, frozen=True):
         return Played(lanes, STEP_MS, tuple(number / measured_steps for number in steps))
 
     def _speed(self, ready: int, *, is_its_turn: bool) -> float:
-        """Of a job's computing, against a device of its own, while `ready` jobs compute or want to."""
+        """The speed of a job's computing, relative to a device of its own, while `ready` jobs compute or wait to."""
         if self.way == "time slicing":
             return float(is_its_turn)
         room = 1 / (ready if self.way == "MPS" else self.jobs)

@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-MEASURED_STEPS = 8  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
+MEASURED_STEPS = 8  # steps of a measurement: complete rounds of 1, 2, 4 or 8 workers
 PAIRS, BUDGET_S = 5, 20.0
 LEAST_SPEEDUP = 2.0  # speedup
-CLAIMED = 0.9  # of a step the device works, where the pipeline is in order
-CLOSE = 0.03  # the accuracy of a share from one profiled run: nearer to the claimed one it decides nothing
-USUAL_STEP_US, LONGEST_MS = 10_000.0, 250.0  # where no step was measured; on a busy machine
-HARDLY_WAITS = 0.15  # of a step: below it, the loader is not the bottleneck
+CLAIMED = 0.9  # share of a step in which the device works, with a good pipeline
+CLOSE = 0.03  # the accuracy of a share from one profiled run: closer to the claim, it decides nothing
+USUAL_STEP_US, LONGEST_MS = 10_000.0, 250.0  # without a measured step; on a busy machine
+HARDLY_WAITS = 0.15  # share of a step: below it, the loader is not the bottleneck
 
 Train = Callable[[Any], object]
 
 
 @exercise("Put a DataLoader(…) in place of the dots, then run that cell and this one again.")
 def check_loader(my_loader: object, slow_loader: DataLoader[Any], train: Train) -> Checked:
-    """Whether `my_loader` feeds the batches of `given_loader` to `train(loader)` fast enough. Runs both, in turn."""
+    """Whether `my_loader` feeds the batches of `slow_loader` to `train(loader)` fast enough. Runs both in turn."""
     from torch.utils.data import DataLoader
 
     if not isinstance(my_loader, DataLoader):
@@ -76,7 +76,7 @@ def check_loader(my_loader: object, slow_loader: DataLoader[Any], train: Train) 
 
 
 class Feeding:
-    """One loader in a training: each measurement runs some steps, and drops those fed from the workers' buffer."""
+    """One loader in a training: each measurement runs some steps, and drops the steps fed from the workers' buffer."""
 
     def __init__(self, loader: DataLoader[Any], train: Train) -> None:
         self._loader, self._train = loader, train
@@ -84,7 +84,7 @@ class Feeding:
         self._waits_s: list[float] = []
 
     def step_s(self) -> float:
-        """The mean of the steps that count. What the training raises passes."""
+        """The mean time of the steps that count. Errors of the training propagate."""
         dropped = 2 + self._loader.num_workers * (self._loader.prefetch_factor or 0)
         run = ShortRun(dropped + MEASURED_STEPS)
         with run:
@@ -133,7 +133,7 @@ def _verdict(workers: int, speed: Speed, mine: Feeding) -> Checked:
 @notes
 def judge_claim(*names: str) -> Note:
     """Whether the device works for more than `CLAIMED` of each step with the best loader of those experiments."""
-    loaders = []  # the share in which the device works, of which loader, whether that is decided, what others took
+    loaders = []  # working share, its loader, whether it is decided, share of other programs
     for name in names:
         with suppress(NotMeasured):
             for one in latest_experiment(name).comparisons:
@@ -157,7 +157,7 @@ def judge_claim(*names: str) -> Note:
 
 
 def steps_ms(name: str, count: int) -> float:
-    """How long so many steps of the last setting of that experiment take, within what a lesson has time for."""
+    """The time of `count` steps of the experiment's last setting, within the time limits of a lesson."""
     step_us = None
     with suppress(NotMeasured):
         step_us = latest_experiment(name).sides[-1].us_per_step
@@ -169,7 +169,7 @@ def steps_ms(name: str, count: int) -> float:
 
 @exercise(ONE_OF_THE_SWEEP)
 def check_enough_workers(enough_workers: object) -> Checked:
-    """Whether that is the smallest number of workers that is as good as the fastest of the sweep."""
+    """Whether `enough_workers` is the smallest number of workers that is as good as the fastest of the sweep."""
     return check_enough(enough_workers, "how-many", "workers", as_written=0)
 
 

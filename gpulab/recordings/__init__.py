@@ -1,4 +1,4 @@
-"""Runs that gpulab recorded on real GPUs: they open as any run does, and name machine, date and cell."""
+"""Runs that gpulab recorded on real GPUs: they open like any run, and name machine, date and cell."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def names(root: Path = DATA) -> list[str]:
 
 
 def machine_with(*recordings: str, root: Path = DATA) -> str | None:
-    """The first machine that has all of these; None where there is none."""
+    """The first machine that has all of these recordings; None if there is none."""
     every = set(names(root))
     machines = sorted({name.partition("/")[0] for name in every})
     return next((m for m in machines if all(f"{m}/{name}" in every for name in recordings)), None)
 
 
 def open(name: str, root: Path = DATA) -> Run:
-    """The run that was recorded under that name. Raises StoreError naming the nearest."""
+    """The run that was recorded under that name. Raises StoreError naming the nearest match."""
     every = names(root)
     if name not in every:
         raise StoreError(f"There is no recording {name!r}. {_nearest(str(name), every)}")
