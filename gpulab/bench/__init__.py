@@ -1,1 +1,1 @@
-"""The bench of one cell: turns its knobs, runs it, and shows what came of it."""
+"""The bench of one cell: turns its knobs, runs it, and shows the results."""

@@ -1,4 +1,4 @@
-"""Benches on disk: a file per text of a cell beside the runs: its rows outlive the kernel and an applied edit."""
+"""Benches on disk: one file per text of a cell, next to the runs, so that rows survive a restart and an edit."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NOTEBOOK = "JPY_SESSION_NAME"  # Jupyter's server names the notebook to its kern
 class _Document(Struct, frozen=True):
     schema: int
     bench: Bench
-    notebook: str = ""  # in which it was written; empty where that is not known
+    notebook: str = ""  # name of its notebook; empty: unknown
 
 
 def path_of(code: str) -> Path:
-    """The file of this cell's bench, in `$GPULAB_DIR/benches`, beside the runs."""
+    """The file of this cell's bench, in `$GPULAB_DIR/benches`, next to the runs."""
     key = hashlib.sha256(code.strip().encode()).hexdigest()[:16]
     return default_root().parent / FOLDER / f"{key}.json"
 
 
 def load(code: str) -> tuple[Bench, str]:
-    """The bench of this cell, new where none is stored, and why a stored one could not be read."""
+    """The bench of this cell (a new one if none is stored), and why a stored one could not be read."""
     code = plain_text(code)
     path, empty = path_of(code), Bench(code)
     try:
@@ -52,7 +52,7 @@ def load(code: str) -> tuple[Bench, str]:
 
 
 def latest() -> Bench | None:
-    """The bench that was written last, by this notebook where that is known; None without one."""
+    """The bench that was saved last, by this notebook if its name is known; None without one."""
     here = os.environ.get(NOTEBOOK, "")
     files = (default_root().parent / FOLDER).glob("*.json")
     for path in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):

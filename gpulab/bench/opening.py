@@ -1,4 +1,4 @@
-"""How a user comes to a bench: `gpulab.lab`, `%gpulab panel`, and the button under a report."""
+"""The ways to open a bench: `gpulab.lab`, `%gpulab panel`, and the button under a report."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def lab(
     budget_s: float | None = None,
     save: bool = True,
 ) -> BenchSession:
-    """The lab of a cell: its text, a function without arguments, or None for the cell that was profiled last.
+    """The lab of a cell. `code`: its text, a function without arguments, or None for the cell profiled last.
 
-    Where none was since the kernel started, it is the cell of the bench that was open last. Raises UsageError where
-    there is none. `steps` counted steps make a block of a comparison, within
-    `budget_s` seconds in all (None: gpulab chooses), or are those of a single run.
+    If no cell was profiled since the kernel started, None means the cell of the bench that was open last. Raises
+    UsageError if there is none. `steps`: counted steps of a block of a comparison, or of a single run; `budget_s`:
+    seconds for a comparison in all (None: gpulab chooses).
     """
     try:
         cell = code_of(code, main_names())
@@ -48,12 +48,12 @@ _offers: list[Offer] = []
 
 
 def open_bench() -> None:
-    """Do `%gpulab panel`: the bench of the cell profiled last. An earlier one is closed. Raises UsageError."""
+    """Do `%gpulab panel`: open the bench of the cell profiled last and close an earlier bench. Raises UsageError."""
     _open(lab(), None)
 
 
 def apply_edit() -> None:
-    """Do `%gpulab apply`: the changed cell as a new one below, where a widget cannot change it. Raises UsageError."""
+    """Do `%gpulab apply`: insert the edited cell below, if a widget cannot edit it in place. Raises UsageError."""
     session = _open_sessions[-1] if _open_sessions else None
     row = session.row_to_keep if session is not None else None
     if session is None or row is None or not row.cell:
@@ -63,9 +63,9 @@ def apply_edit() -> None:
 
 
 def offer_bench(settings: Mapping[str, str] | None = None) -> None:
-    """Under the report of a cell: buttons that open its bench there, and try `settings` in it. In a terminal, nothing.
+    """Show buttons under a cell's report that open its bench and try `settings` in it. Nothing in a terminal.
 
-    When the next cell is run the buttons go: only the latest report has some.
+    The buttons disappear when the next cell runs: only the latest report has buttons.
     """
     if not in_notebook():
         return
@@ -111,6 +111,6 @@ def _until_the_next_cell() -> None:
 
 
 def _withdraw() -> None:
-    """Take the last buttons away; the text beside them stays."""
+    """Remove the last buttons; the text next to them stays."""
     while _offers:
         _offers.pop().close()

@@ -1,7 +1,7 @@
-"""The bench in a notebook: what stands below its table, its widget, and before it the same as HTML, which is saved.
+"""The bench in a notebook: the texts below its table, its widget, and the same content as HTML, which is saved.
 
-A widget in a saved notebook is an error message without its kernel. The HTML stands in its place then; while the widget
-lives, its script hides the HTML. The widget may be renewed from any thread.
+Without its kernel a widget in a saved notebook is an error message; then the HTML is shown instead. While the widget is
+alive, its script hides the HTML. The widget may be updated from any thread.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from gpulab.views.page import static
 from gpulab.views.progress import Status
 from gpulab.views.widgets import Output, Renewed, widget_class
 
-# The front end writes its message as the only text of the widget's place, which then holds no element.
-_DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either
+# The front end writes its error message as plain text into the widget's container, which then holds no element.
+_DEAD = "div.jupyter-widgets:not(:has(*))"  # no match for a button, which has no child element either
 _NO_ERROR = f"<style>.jp-OutputArea-child:has(.gpulab-twin)+.jp-OutputArea-child {_DEAD}{{display:none}}</style>"
 
 
 class BenchOutput:
-    """Two outputs of the cell that showed the bench: it as HTML, and its widget."""
+    """Two outputs of the cell that showed the bench: the HTML and the widget."""
 
     def __init__(self) -> None:
         self._twin, self._widget = Output(), Output()
 
     def offer(self, html: str, text: str) -> None:
-        """Display what opens the bench, with room for it below."""
+        """Display the buttons that open the bench, with room for the bench below."""
         self._make_room()
         self._twin.show({"text/html": html, "text/plain": text})
 
     def show(self, root: Any, html: str, text: str) -> None:
-        """Display the bench; shown again, it takes the place of what was shown before."""
+        """Display the bench, in place of what was shown before."""
         self._make_room()
         self.save(root.key, html, text)
         self._widget.show_widget(root, "")
 
     def save(self, key: str, html: str, text: str) -> None:
-        """Put the HTML that a saved notebook shows in its place."""
+        """Update the HTML that a saved notebook shows."""
         if self._twin:
             twin = f'{_NO_ERROR}<div class="gpulab-twin gpulab-twin-{escape(key)}">{html}</div>'
             self._twin.show({"text/html": twin, "text/plain": text})
@@ -77,11 +77,11 @@ class BenchOutput:
                 output.show({"text/plain": ""})
 
 
-MOST_CHARACTERS = 20_000  # of what the code wrote: the last
+MOST_CHARACTERS = 20_000  # the last ones of the code's output
 
 
 class Prints(Struct):
-    """The end of what some code wrote."""
+    """The end of the output of some code."""
 
     text: str = ""
     cut: bool = False  # its beginning was dropped
@@ -94,7 +94,7 @@ class Prints(Struct):
 
     @property
     def html(self) -> str:
-        """A folded section; empty where nothing was written."""
+        """A folded section; empty if nothing was written."""
         if not self.text.strip():
             return ""
         text = escape(("…" if self.cut else "") + self.text.rstrip())
@@ -105,7 +105,7 @@ class Prints(Struct):
 
 
 class _Stream:
-    """Stands in for a standard stream: takes what this thread of this process writes."""
+    """Replaces a standard stream: collects the output of this thread of this process."""
 
     def __init__(self, stream: Any, prints: Prints) -> None:
         self._stream = stream
@@ -130,7 +130,7 @@ class _Stream:
 def collecting(prints: Prints) -> Iterator[None]:
     """Collects what this thread prints or displays inside; all other threads print as before.
 
-    Displays by a hook of ipykernel's display publisher, which is this thread's own.
+    Displays are collected by a hook of ipykernel's display publisher, which is specific to this thread.
     """
     publisher: Any = getattr(cell_code.shell(), "display_pub", None)
 
@@ -159,7 +159,7 @@ def _stream_replaced(name: str, prints: Prints) -> Iterator[None]:
     try:
         yield
     finally:
-        ours.over = True  # the cell may have put something over it, which goes on writing to it
+        ours.over = True  # the cell may have wrapped it, and the wrapper still writes to it
         if getattr(sys, name) is ours:
             setattr(sys, name, stream)
 
@@ -172,7 +172,7 @@ class MainThread:
         self._context = contextvars.copy_context() if _on_main_thread() else None
 
     def call(self, task: Callable[[], None]) -> None:
-        """Run it there: now if this is that thread, or where it has no event loop."""
+        """Run the task on the main thread; at once if this is that thread, or it has no event loop."""
         if self._loop is None or _on_main_thread():
             task()
             return
@@ -180,7 +180,7 @@ class MainThread:
             self._loop.call_soon_threadsafe(task, context=self._context)
 
     def later(self, seconds: float, task: Callable[[], None]) -> None:
-        """Run it there after a while; at once where there is no event loop to wait for."""
+        """Run the task on the main thread after some seconds; at once if there is no event loop."""
         if self._loop is None:
             task()
         else:
@@ -192,7 +192,7 @@ def _on_main_thread() -> bool:
 
 
 def _main_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of a kernel's main thread; else the one that runs here, if here is the main thread."""
+    """The event loop of the kernel's main thread; else the running loop, if this is the main thread."""
     kernel = getattr(cell_code.shell(), "kernel", None)
     loop = getattr(getattr(kernel, "io_loop", None), "asyncio_loop", None)
     if isinstance(loop, asyncio.AbstractEventLoop):
@@ -204,7 +204,7 @@ def _main_loop() -> asyncio.AbstractEventLoop | None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The notebook's own stop button interrupts inside: ipykernel ignores it while it handles no message."""
+    """Inside, the notebook's stop button interrupts; ipykernel ignores it while it handles no message."""
     if not _on_main_thread() or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
         return
@@ -219,7 +219,7 @@ Receiver = Callable[[str, Mapping[str, Any]], None]
 
 
 class BenchWidget(Renewed):
-    """`root` is displayed. `receive` is called with what a click asks for, and with its content."""
+    """`root` is displayed. `receive` is called with the request of a click and its content."""
 
     def __init__(self, key: str, run_key: str, cell: str, code: str, receive: Receiver) -> None:
         root = _widget_class()(
@@ -240,12 +240,12 @@ class BenchWidget(Renewed):
 
 @cache
 def _widget_class() -> Callable[..., Any]:
-    """Of frontend/src/bench.js. `css`, not `style`: front ends take that for a widget of ipywidgets."""
+    """The class for frontend/src/bench.js. `css`, not `style`: front ends expect an ipywidgets style there."""
     texts = dict.fromkeys(("key", "run_key", "cell", "code", "css", "unexpected", "table", "detail", "prints"), "")
     return widget_class("bench.js", **texts, toggles=[], marks=[], charts=[], status={}, edit={})
 
 
-# what is said of what ran, and what stands below the table
+# messages about runs, and the parts below the table
 
 INTERRUPTED = "Interrupted. The training state was restored."
 
@@ -253,15 +253,13 @@ MISSING = "The notebook had no {}: run the cells above first."
 
 
 def missing_names(code: Code) -> str:
-    """A sentence of the names that the cell reads and the notebook has not, as after a restart; empty where it has."""
+    """A sentence naming variables that the cell reads and the notebook lacks, as after a restart; empty if none."""
     names = sorted(n for n in code.variables.read if n not in code.namespace and not hasattr(builtins, n))
     return MISSING.format(", ".join(names)) if names else ""
 
 
 def error_words(error: BaseException, missing: str) -> tuple[str, str]:
-    """What ended it, as a sentence, and the traceback of the user's own frames as HTML; `missing`: names the cell reads
-    and the notebook has not, as a sentence.
-    """
+    """The error as a sentence, and the traceback of the user's own frames as HTML; `missing`: see `missing_names`."""
     if isinstance(error, GpulabError):
         return str(error), ""
     if isinstance(error, KeyboardInterrupt):
@@ -275,7 +273,7 @@ def error_words(error: BaseException, missing: str) -> tuple[str, str]:
 
 
 def rows_words(bench: Bench, rows: Sequence[Row], stopped: bool) -> str:
-    """What was measured of these rows."""
+    """A sentence about the measurements of these rows."""
     ids, (first, *others) = {row.id for row in rows}, view.ordered(bench)
     own = [row for row in others if row.id in ids and (row.failure or (row.speed and row.speed.ratio))]
     sentences = [side_by_side.sentence(first, row, row.speed) for row in own]
@@ -283,13 +281,13 @@ def rows_words(bench: Bench, rows: Sequence[Row], stopped: bool) -> str:
 
 
 def first_line(cell: str) -> str:
-    """The name of a cell for its user: its first line that is neither empty nor a comment."""
+    """The name of a cell for its user: the first line that is neither empty nor a comment."""
     lines = [line.strip() for line in cell.splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "a block of code")
 
 
 def page(bench: Bench, code: Code, below: str) -> str:
-    """What a saved notebook shows."""
+    """The HTML that a saved notebook shows."""
     head = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(code.text))}</code></div>'
     return view.static_page(bench, head, below)
 
@@ -297,7 +295,7 @@ def page(bench: Bench, code: Code, below: str) -> str:
 def detail(
     bench: Bench, marks: Sequence[str], figures_of: Callable[[Row], Facts | None]
 ) -> tuple[str, list[dict[str, object]]]:
-    """The report of one row, or two side by side and their charts as data: in a live bench these have a cursor."""
+    """The report of one row, or of two side by side; and their charts as data, which get a cursor in a live bench."""
     rows = [row for mark in marks for group in view.groups(bench) for row in group if row.id == mark]
     if len(rows) == 2:
         a, b = rows
@@ -307,16 +305,16 @@ def detail(
     figures = figures_of(rows[0]) if rows else None
     if figures is None:
         return "", []
-    whole = dataclasses.replace(report(figures.run), change=None)  # the row says what its settings bring
+    whole = dataclasses.replace(report(figures.run), change=None)  # the row shows the effect of its settings
     return view.full_run_words(rows[0]) + whole.fragment(), []
 
 
 def edit_offer(bench: Bench, row: Row | None, code: Code) -> dict[str, object]:
-    """The edit that keeps a row's settings; `texts` are those in which it may be applied, or was."""
+    """The edit that keeps a row's settings; `texts`: cell texts to which it can be or was applied."""
     if row is None:
         return {"text": ""}
     lost = [] if row in bench.own else [other.title for other in bench.rows if view.is_in(bench, other)]
-    instead = f" instead of {', '.join(lost)}" if lost else ""  # it is an edit of the text before
+    instead = f" instead of {', '.join(lost)}" if lost else ""  # it edits the earlier text
     texts = [] if code.source == "block" else [code.text, *reversed(bench.texts), row.cell]
     title, html = f"Keep {row.label}{instead}", view.edit_html(row, bench)
     return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "row": row.id, "texts": texts}

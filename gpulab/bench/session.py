@@ -1,6 +1,6 @@
-"""Runs one cell again and again with other settings, from the bench or by code; each setting becomes a row.
+"""Runs one cell again and again with different settings, from the bench or by code; each setting becomes a row.
 
-The cell is never edited, and what it trains is put back after each run.
+The cell is never edited, and the state of its training is restored after each run.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ BUSY = "A run is already in progress: wait, or press Stop."
 PLAIN = "gpulab's bench needs a notebook; here: gpulab.lab().run(workers=2)"
 MEASURED_AGAIN = "The next run measures the baseline again: the objects that the cell reads are new."
 APPLIED = "The cell now has {}. Run the baseline here, or run the cell: its new text is measured anew."
-IN_MEMORY = 6  # runs with their traces; others are read from disk when they are opened
+IN_MEMORY = 6  # runs with their traces; others are read from disk when opened
 
 
 class _Job(Struct):
-    """One job of the bench. `fault`: an error of gpulab or of the input; `engine.error` is that of the user's code."""
+    """One job of the bench. `fault`: error of gpulab or of the input; `engine.error`: error of the user's code."""
 
     kind: Kind
     engine: Runner | Climber
-    rows: tuple[Row, ...]  # as they were before, in the order of the plan's arms
+    rows: tuple[Row, ...]  # the former rows, in the order of the plan's arms
     from_click: bool
-    turn: int  # of its first blocks, among all of the bench
+    turn: int  # of its first blocks, counted over the whole bench
     prints: Prints = field(default_factory=Prints)
     record: Experiment | Climb | None = None
     fault: BaseException | None = None
     status: Status = Status(True, "starting")
-    axis: FactorAxis | None = None  # of the rows while they are measured
+    axis: FactorAxis | None = None  # for the rows while they are measured
 
     @property
     def error(self) -> BaseException | None:
@@ -90,11 +90,11 @@ class _Job(Struct):
 
 
 class BenchSession:
-    """The bench of one cell. Its runs go on on the main thread, as those of %%gpuprofile do.
+    """The bench of one cell. It runs the cell on the main thread, as %%gpuprofile does.
 
-    `bench` holds the rows; they are kept on disk unless `save` is false, and a later bench of the same cell has them.
-    `opener` is the offer that opened it, which closes with it: ipykernel 7 ends the subshell of a closed widget, and
-    JupyterLab 4.6 sends the messages of widgets to the subshell in which they were made.
+    `bench` holds the rows. Unless `save` is false, rows are stored on disk and reappear in a later bench of the cell.
+    `opener` is the offer that opened the bench. It closes only with the bench: ipykernel 7 ends the subshell of a
+    closed widget, and JupyterLab 4.6 sends messages of widgets to the subshell that created them.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class BenchSession:
         self._save, self._opener, self._engine = save, opener, engine
         self._main = MainThread()
         self._toggles: tuple[Toggle, ...] = ()
-        self._unexpected = ""  # why nothing is expected of any toggle
-        self._job: _Job | None = None  # the one that runs
+        self._unexpected = ""  # why no toggle has an expectation
+        self._job: _Job | None = None  # the running job
         self.result: Compared | None = None  # the last comparison
         self._prints = ""
         self._key, self._run_key = uuid.uuid4().hex, uuid.uuid4().hex
@@ -123,7 +123,7 @@ class BenchSession:
         for row in self.rows:
             remember_speed(row.run_id, row.speed)
 
-    # -- what a user calls ---------------------------------------------------------------------------------------
+    # -- public methods ---------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -134,18 +134,18 @@ class BenchSession:
         return self.bench.rows
 
     def run(self, **settings: object) -> Self:
-        """Measure these settings against the baseline: one more row. Without any, the baseline.
+        """Measure these settings against the baseline, as one more row; without settings, measure the baseline.
 
-        Raises UsageError, also while a run goes on, and what the baseline raises.
+        Raises UsageError, also while another run is going on, and any exception of the baseline.
         """
         return self._begin("run", settings)
 
     def each(self, **settings: object) -> Self:
-        """Measure each setting by itself and all together, in turn: whether their gains add up. Raises as `run`."""
+        """Measure each setting alone and all together, interleaved, to see if their gains add up. Raises as `run`."""
         return self._begin("each", settings)
 
     def climb(self) -> Self:
-        """Try what is expected to help most, setting by setting; each try is a row. Raises as `run`."""
+        """Try setting by setting what is expected to help most; each attempt is a row. Raises as `run`."""
         return self._begin("climb", {})
 
     def decide(self, row: Row) -> Self:
@@ -153,14 +153,14 @@ class BenchSession:
         return self._begin("decide", {}, row)
 
     def stop(self) -> None:
-        """End what runs at its next step boundary, with what there is."""
+        """End the current run at its next step boundary; keeps the results so far."""
         if (job := self._job) is not None:
             job.status = replace(job.status, stopping=True)
             self._show(status=job.status)
             job.engine.stop()
 
     def close(self) -> None:
-        """End what runs and put the bench away; its table stays as HTML."""
+        """End the current run and close the bench; its table stays as HTML."""
         self.stop()
         if self._output is not None:
             self._output.close(self._page(), view.text(self.bench))
@@ -170,7 +170,7 @@ class BenchSession:
         self._widget = self._output = self._opener = None
 
     def show(self, output: BenchOutput | None = None) -> None:
-        """Display it, in an output that is already there or a new one; in a terminal say what to write."""
+        """Display the bench in `output` or a new one; in a terminal, print how to use it."""
         if not in_notebook():
             sys.stdout.write(f"{view.text(self.bench) if self.rows else PLAIN}\n")
             return
@@ -180,7 +180,7 @@ class BenchSession:
         self._draw_anew(self._news)
         self._output.show(self._widget.root, self._page(), view.text(self.bench))
         if self.rows and not self._problem:
-            self._keep_rows()  # after a restart the bench that was open last is opened again
+            self._keep_rows()  # so that after a restart the bench open last is opened again
 
     _ipython_display_ = show
 
@@ -195,17 +195,17 @@ class BenchSession:
 
     @property
     def _news(self) -> str:
-        """What has changed since the rows were measured, above all by a restart of the kernel."""
+        """What has changed since the rows were measured, mainly by a restart of the kernel."""
         again = self.bench.baseline is not None and observation_of(self.code) is None
         return " ".join(filter(None, (missing_names(self.code), MEASURED_AGAIN if again else "")))
 
     def _take_code(self, code: Code) -> None:
-        """The rows of this cell. Its last run in this process is the first row: it is not made again."""
+        """Load the rows of this cell. Its last run in this process becomes the first row and is not repeated."""
         self.code = code
         self.bench, self._problem = file.load(code.text) if self._save else (Bench(code.text), "")
-        self._baseline: FullRun | None = None  # of this process
-        self._full_runs: dict[str, tuple[Arm, FullRun]] = {}  # of settings, by label
-        self._settings: dict[str, Value] = {}  # of the toggles
+        self._baseline: FullRun | None = None  # made in this process
+        self._full_runs: dict[str, tuple[Arm, FullRun]] = {}  # by label of the settings
+        self._settings: dict[str, Value] = {}  # state of the toggles
         self._take_newest()
 
     def _take_newest(self) -> None:
@@ -214,7 +214,7 @@ class BenchSession:
                 self._take(arm, full_run)
 
     def go_on(self, row: Row) -> None:
-        """The cell has this row's edit now: the rows stay, and the new text has a baseline of its own."""
+        """This row's edit was applied to the cell: the rows stay, and the new text gets its own baseline."""
         bench, problem = self.bench.at(row.cell), ""
         if self._save:
             problem = file.save(bench.joined(file.load(row.cell)[0]))
@@ -237,7 +237,7 @@ class BenchSession:
         bench = replace(self.bench, observation=full_run.observation)
         self.bench = bench.put(rows_of.with_run(bench.baseline or Row(new_id()), side))
 
-    # -- what a click asks for -----------------------------------------------------------------------------------
+    # -- requests by clicks -----------------------------------------------------------------------------------
 
     def _receive(self, what: str, content: Mapping[str, Any]) -> None:
         if what == "stop":
@@ -246,7 +246,7 @@ class BenchSession:
             self._main.call(lambda: self._answer(what, content))
 
     def _answer(self, what: str, content: Mapping[str, Any]) -> None:
-        """On the main thread. Never raises."""
+        """Handle a request on the main thread. Never raises."""
         try:
             row = self.bench.row(str(content.get("row", "")))
             if what in get_args(Kind):
@@ -270,14 +270,14 @@ class BenchSession:
             self._say(f"gpulab failed to do this ({type(e).__name__}: {e})", "bad")
 
     def begin(self, kind: Kind, settings: Mapping[str, Value], row: Row | None = None) -> None:
-        """As a click does: an error is shown in the bench."""
+        """Begin a job as a click does: an error is shown in the bench."""
         try:
             self._begin(kind, settings, row, from_click=True)
         except GpulabError as e:
             self._say(str(e), "quiet" if str(e) == BUSY else "bad")
 
     def choose(self, settings: Mapping[str, object]) -> dict[str, Value]:
-        """Set the toggles to these; those that are no setting of a knob are left out."""
+        """Set the toggles; names and values that no knob has are ignored."""
         self._settings = valid(settings)
         failures = {row.label: row.failure for row in self.bench.own if row.failure}
         toggles = data(self._toggles, self._observation, self._settings, failures)
@@ -324,7 +324,7 @@ class BenchSession:
         return self
 
     def _runner(self, kind: Kind, settings: Mapping[str, object], row: Row | None) -> tuple[Runner, tuple[Row, ...]]:
-        """What runs these settings, and the rows that it measures, in the order of its arms."""
+        """The runner for these settings, and the rows that it measures, in the order of its arms."""
         plan, rows = plan_of(kind, settings, row, self.bench, self.code.variables)
         plan = replace(plan, block_steps=self.steps, budget_s=self.budget_s if plan.arms else None, save=self._save)
         if plan.arms:
@@ -336,7 +336,7 @@ class BenchSession:
         return self._engine(self.code, plan, self._tell, tuple(done)), rows
 
     def _work(self, job: _Job) -> None:
-        """Never raises."""
+        """Run the job. Never raises."""
         undo = accept_stop(getattr(cell_code.shell(), "kernel", None), self._run_key, job.engine.stop)
         prints = collecting(job.prints) if in_notebook() or job.from_click else nullcontext()
         try:
@@ -368,7 +368,7 @@ class BenchSession:
             self._show(status=job.status)
 
     def _end(self, job: _Job) -> None:
-        """Keep and show the result. A view that fails loses nothing."""
+        """Store and show the result. A failing view loses nothing."""
         try:
             message, level = self._understand(job)
         except Exception as e:
@@ -383,7 +383,7 @@ class BenchSession:
         self._main.later(0.0, self._predict)
 
     def _understand(self, job: _Job) -> tuple[str, Level]:
-        """Keep the result; returns the sentence to show and its level."""
+        """Store the result; returns the sentence to show and its level."""
         remember_full_runs(job.engine.full_runs)
         for full_run in job.engine.full_runs:
             if full_run.error is None:
@@ -416,10 +416,10 @@ class BenchSession:
         return view.sum_words(total) if total is not None else rows_words(self.bench, job.rows, experiment.stopped)
 
     def _take_attempts(self, record: Climb) -> None:
-        """Each attempt becomes a row: its speed is chained with that of what was kept before."""
+        """Each attempt becomes a row: its speed is multiplied with the speed of the settings kept before."""
         if record.baseline is not None and self.bench.baseline is None:
             self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.baseline))
-        for rung in record.rungs[-1:]:  # the others were taken when they ended
+        for rung in record.rungs[-1:]:  # earlier attempts were added when they ended
             self.bench = self.bench.with_attempt(rung, new_id(), origin(rung))
         if self._widget is not None:
             self._draw_rows()
@@ -430,7 +430,7 @@ class BenchSession:
         if self._save and (problem := file.save(self.bench)):
             self._say(problem, "bad")
 
-    # -- what it shows -------------------------------------------------------------------------------------------
+    # -- display -------------------------------------------------------------------------------------------
 
     def _show(self, *, status: Status | None = None, **parts: object) -> None:
         if self._widget is not None:
@@ -441,14 +441,14 @@ class BenchSession:
         self._show(status=replace(status, message=message, level=level))
 
     def _predict(self) -> None:
-        """What each toggle is expected to bring, from the trace of the first row's run."""
+        """Compute the expected gain of each toggle from the trace of the first row's run."""
         baseline = self.bench.baseline
         figures = _figures_of(baseline) if baseline is not None else None
         self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, figures)
         self.choose(self._settings)
 
     def _draw_anew(self, message: str, level: Level = "quiet") -> None:
-        """Draw everything; the expectations of the toggles follow."""
+        """Redraw everything, then update the toggles' expectations."""
         self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, None)
         self.choose(self._settings)
         self._draw_rows()
@@ -456,7 +456,7 @@ class BenchSession:
         self._main.later(0.0, self._predict)
 
     def _draw_rows(self) -> None:
-        """The table, what is open, the edit, and the HTML that is saved."""
+        """Draw the table, the open rows, the edit, and the HTML that is saved."""
         marks = self._marks
         below, charts = detail(self.bench, marks, _figures_of)
         table, edit = view.tables(self.bench, marks, alive=True), edit_offer(self.bench, self.row_to_keep, self.code)
@@ -465,7 +465,7 @@ class BenchSession:
             self._output.save(self._key, page(self.bench, self.code, below), view.text(self.bench))
 
     def _page(self) -> str:
-        """What a saved notebook shows."""
+        """The HTML that a saved notebook shows."""
         return page(self.bench, self.code, detail(self.bench, self._marks, _figures_of)[0])
 
     @property
@@ -475,7 +475,7 @@ class BenchSession:
 
     @property
     def row_to_keep(self) -> Row | None:
-        """The row that was opened last, else the best; None where it has no edit, or the cell has it already."""
+        """The row opened last, else the best row; None if it has no edit, or the cell already has the edit."""
         rows = [row for row in map(self.bench.row, self._marks) if row is not None and row.settings]
         row = rows[-1] if rows else self.bench.best
         return None if row is None or not row.edit or view.is_in(self.bench, row) else row
@@ -486,13 +486,13 @@ _KNOBS = tuple(knob for knob in KNOBS.values() if not knob.of_ranks)
 
 @lru_cache(maxsize=IN_MEMORY)
 def _facts_of(run_id: str) -> Facts:
-    """Raises StoreError where the run is not stored any more."""
+    """The figures of a stored run. Raises StoreError if it is not stored any more."""
     own = next((run for run in runs.own if run.id == run_id), None)
     return facts(own if own is not None else runs.store.load(run_id))
 
 
 def _figures_of(row: Row) -> Facts | None:
-    """Of the row's run in full; None where it is not stored any more."""
+    """The figures of the row's full run; None if it is not stored any more."""
     with suppress(GpulabError):
         return _facts_of(row.run_id) if row.run_id else None
     return None

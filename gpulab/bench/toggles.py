@@ -1,6 +1,6 @@
-"""The settings of a cell: what each has now, may be and is expected to bring, and the plan that measures some of them.
+"""The toggles of a cell: each knob's present value, possible values and expected gain; and plans that measure them.
 
-Pure but for what the knobs read of this machine: what a front end draws is plain data.
+Pure except for what knobs read from this machine; front ends draw plain data.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
 
 NOTHING_EXPECTED = "No expectations"
-MOST = 1_000_000  # that a number field takes; the knob says what it really refuses
-NO_GAIN, CLEAR_GAIN = 1.1, 1.05  # speedups: for less at best, or in the middle, nobody turns a toggle
+MOST = 1_000_000  # limit of a number field; the knob itself checks values
+NO_GAIN, CLEAR_GAIN = 1.1, 1.05  # a speedup worth a click: at the interval's best end, and in the middle
 _PROPOSED = 2  # values of a knob whose gain is predicted
-_UNFOLDABLE = 5  # toggles at least that are not folded, whatever is expected of them
+_UNFOLDABLE = 5  # least number of toggles that stay unfolded, whatever their expectations
 
 
 class Toggle(Struct, frozen=True):
-    """One knob in this cell. `reason`: why it cannot be turned here; empty where it can.
+    """One knob in this cell. `reason`: why it cannot be turned here; empty if it can.
 
-    `rank`: place among the fixes that the diagnosis names, the gravest cause first; infinite: it names others.
+    `rank`: position among the fixes that the diagnosis names, the gravest cause first; infinite: not among them.
     """
 
     knob: Knob
     current: Value | None
     reason: str = ""
-    prediction: Prediction | None = None  # of the value that promises most
+    prediction: Prediction | None = None  # for the most promising value
     rank: float = math.inf
-    cost: SetupCost | None = None  # taken once, as predicted
+    cost: SetupCost | None = None  # predicted one-time cost
     folded: bool = False
 
     @property
     def proposal(self) -> str:
-        """The value that promises most, as text; empty where nothing is predicted."""
+        """The most promising value, as text; empty without a prediction."""
         return self.prediction.settings.get(self.knob.name, "") if self.prediction is not None else ""
 
 
 def toggles_of(
     knobs: Iterable[Knob], observation: Observation | None, figures: Facts | None
 ) -> tuple[tuple[Toggle, ...], str]:
-    """One for each knob, what is expected to gain most first; and why nothing is expected of any, if nothing is.
+    """One toggle for each knob, the largest expected gain first; and why there are no expectations, if so.
 
-    Without an observation nothing is known of the cell.
+    Without an observation nothing is known about the cell.
     """
     if observation is None:
         return (), ""
@@ -78,14 +78,14 @@ def toggles_of(
 
 
 def _why_fixed(knob: Knob, observation: Observation, current: Value | None) -> str:
-    """Why there is no other value that it can have here; empty where there is one."""
-    nearby = (1, current + 1) if type(current) is int else ()  # a dataset of 6 items takes batches of 1 to 6
+    """Why the knob can have no other value here; empty if it can."""
+    nearby = (1, current + 1) if type(current) is int else ()  # a dataset of 6 items allows batches of 1 to 6
     reasons = [knob.refuses(observation, value) for value in (*knob.options, *nearby) if value != current]
     return (reasons[0] or "") if reasons and all(reasons) else ""
 
 
 def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Facts) -> tuple[list[Toggle], str]:
-    """The toggles with predictions and ranks; and why nothing is expected of any, if so."""
+    """The toggles with predictions and ranks; and why there are no expectations, if so."""
     evidence = learned_here(figures)
     findings = diagnosis_for_report(figures, evidence).findings
     proposals = {name: text for f in reversed(findings) for name, text in f.settings}
@@ -148,15 +148,15 @@ def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
     return tuple(replace(toggle, folded=folded) for toggle, folded in zip(ordered, folds, strict=True))
 
 
-# what a click measures
+# what a click measures: plans
 
 Kind = Literal["run", "each", "climb", "decide", "again"]
 TWO_SETTINGS = "Change two or more toggles: each is measured alone, then all together."
-MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told how many would do, and at most
+MORE_PAIRS = (5, 10, 30)  # more pairs to decide a row: minimum, default if no estimate is possible, maximum
 
 
 def valid(settings: object) -> dict[str, Value]:
-    """Settings from a front end as values of knobs; what is no valid value is left out."""
+    """Settings from a front end as values of knobs; invalid ones are dropped."""
     values: dict[str, Value] = {}
     for name, value in settings.items() if isinstance(settings, Mapping) else ():
         if name in KNOBS and isinstance(value, (bool, int, float, str)):
@@ -170,7 +170,7 @@ def plan_of(
 ) -> tuple[Plan, tuple[Row, ...]]:
     """The plan for these settings or this row, and the rows that it measures, in the order of its arms.
 
-    Raises UsageError where there are too few settings.
+    Raises UsageError if there are too few settings.
     """
     pairs, arms = None, [Arm(dict(settings))]
     if kind == "each":
@@ -190,7 +190,7 @@ def plan_of(
 
 
 def arm_of(settings: Mapping[str, str], variables: Variables) -> Arm:
-    """The arm of settings that are given as text, for a cell with these variables."""
+    """The arm for settings in text form, for a cell with these variables."""
     (arm,) = arms_in(variables, [f"{name}={text}" for name, text in settings.items()])
     return arm
 
@@ -202,7 +202,7 @@ def _more_pairs(row: Row) -> int:
     return min(most, max(least, row.speed.pairs_to_decide - row.speed.pairs))
 
 
-# as a front end draws them
+# data for a front end
 
 
 def data(
@@ -211,9 +211,9 @@ def data(
     settings: Mapping[str, Value],
     failures: Mapping[str, str],
 ) -> list[dict[str, object]]:
-    """Each toggle as plain data, judged together with what the others are set to.
+    """Each toggle as plain data, judged together with the present choices of the others.
 
-    `failures` says of settings that were run, by their label, why they could not be compared: nothing is expected then.
+    `failures`: by label of settings that were run, why they could not be compared; such settings get no expectation.
     """
     if observation is None:
         return []
@@ -264,7 +264,7 @@ def _control(knob: Knob, current: Value | None, choice: Value | None) -> dict[st
 
 
 def _gains(prediction: Prediction | None) -> bool:
-    """Whether a gain worth a click is expected."""
+    """Whether the expected gain is worth a click."""
     if prediction is None or prediction.ratio is None or prediction.interval is None:
         return False
     low, high = prediction.interval
@@ -272,7 +272,7 @@ def _gains(prediction: Prediction | None) -> bool:
 
 
 def expected_words(prediction: Prediction | None) -> str:
-    """ "expected 2.1× (1.7–2.6)"; a mere range has no middle; empty where nothing is predicted."""
+    """ "expected 2.1× (1.7–2.6)"; a mere range has no middle value; empty without a prediction."""
     if prediction is None or prediction.ratio is None or prediction.interval is None:
         return ""
     if prediction.interval[0] > 1:

@@ -1,4 +1,4 @@
-"""The command line: `gpulab COMMAND`. One place turns our errors into one line and exit status 2."""
+"""The command line: `gpulab COMMAND`. gpulab's errors become one line and exit status 2 here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BROKEN_PIPE_STATUS = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do one command; returns the exit status. Of `record`, it is the script's own."""
+    """Run one command; returns the exit status, for `record` the script's own."""
     try:
         answer, options = perform(sys.argv[1:] if argv is None else argv, "terminal")
         if text := text_of(answer, options):
@@ -37,13 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GpulabError as e:
         complain(str(e))
         return USAGE_STATUS
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_STATUS
 
 
 def _write(text: str) -> None:
-    """Write to the terminal, also to one without "µ"."""
+    """Write to the terminal, also if its encoding lacks "µ"."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(text)
@@ -52,7 +52,7 @@ def _write(text: str) -> None:
 
 def complain(text: str) -> None:
     """Print one line about a failure to standard error."""
-    from gpulab.views.wording import plain  # with the record and NumPy: only where something went wrong
+    from gpulab.views.wording import plain  # imports the record and NumPy: only on a failure
 
     print(f"gpulab: {plain(text)}", file=sys.stderr)
 

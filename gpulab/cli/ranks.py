@@ -38,7 +38,7 @@ _OF_A_REPORT = ("html", "json", "all")
 def launch(options: argparse.Namespace) -> int:
     """Do `gpulab record --ranks N`, and show one report of the stored ranks, however they ended.
 
-    Returns the exit status of the launcher: 0 where every rank ended with 0; after a signal that of the signal.
+    Returns the exit status of the launcher: 0 if every rank ended with 0; after a signal, the status for that signal.
     """
     if short := shortage(options.ranks):
         sys.stderr.write(f"gpulab: {short}\n")
@@ -50,7 +50,7 @@ def launch(options: argparse.Namespace) -> int:
     sys.stderr.write(f"gpulab: starting {plural(options.ranks, 'rank')} of {os.path.basename(options.script)} …\n")
     run_id = f"job-{new_id()}"
     words = ended_with_this_process([*launcher_words(options.ranks, run_id), *_of_each(options)])
-    place = str(default_root().parent)  # also where the script changes the current folder
+    place = str(default_root().parent)  # absolute, because the script may change the current folder
     environment = {**os.environ, **threads_of_each(options.ranks), "GPULAB_DIR": place}
     with subprocess.Popen(words, env=environment) as process:
         status = _ended(process)
@@ -59,7 +59,7 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _of_each(options: argparse.Namespace) -> Sequence[str]:
-    """The command of each rank: the same options without the number of ranks. A stored run is shown at the end."""
+    """The command of each rank: the same options without the number of ranks; reports only if nothing is saved."""
     names = (*_OPTIONS, *_SWITCHES, *(_OF_A_REPORT if options.no_save else ()))
     values = {name: getattr(options, name) for name in names}
     own = {"with_launcher": True, "silent": not options.no_save}
@@ -77,7 +77,7 @@ def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
         return 0
     view = job_report(ranks, store)
     status = show_recorded(view, options, sys.stderr)
-    if failure := failure_words(ranks, "script", ended if ended < 128 else 0):  # not where a signal was to end it
+    if failure := failure_words(ranks, "script", ended if ended < 128 else 0):  # not if a signal ended it
         complain(failure)
     if options.only_ranks is not None:
         keep_only(options.only_ranks, view, store)
@@ -85,7 +85,7 @@ def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
 
 
 def _text(script: str) -> str:
-    """The text of the script; empty where it cannot be read, which each rank reports."""
+    """The text of the script; empty if it cannot be read, which each rank reports."""
     try:
         return importlib.util.decode_source(Path(script).read_bytes())
     except (OSError, SyntaxError, UnicodeDecodeError):
@@ -113,5 +113,5 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
 
 
 def _status(code: int) -> int:
-    """The status in a shell: 128 plus the signal."""
+    """The exit status as in a shell: for a signal, 128 plus its number."""
     return code if code >= 0 else 128 - code

@@ -62,14 +62,14 @@ def _recorded(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace, script: Script) -> int:
-    """One run, with the settings of `--set`, its report, and the script's exit status."""
+    """Run once with the settings of `--set` and show the report. Returns the script's exit status."""
     execution = None
     if options.set:
         from gpulab.tuning.execute import execution_with
 
         execution = execution_with(options.set, script.code())
     terminal = sys.stderr  # the script may redirect it
-    statuses: list[int] = []  # of the report; at once where the script is terminated
+    statuses: list[int] = []  # of the report; set early if the script is terminated
     profiled = profile(
         options.name,
         steps=options.steps,
@@ -93,7 +93,7 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
     if not script.prepared():
         return script.status()
     try:
-        with followed(profiled.settings, silent=False):  # rank 0 speaks
+        with followed(profiled.settings, silent=False):  # rank 0 shows the report
             with _starting(options):
                 profiled.start()
             with profiled:
@@ -102,7 +102,7 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
         if e is not script.raised:
             raise
     else:
-        script.raised = None  # at most the end that was asked for
+        script.raised = None  # at most the requested stop
     sys.stdout.flush()
     if options.only_ranks is not None and profiled.path is not None:
         Store().settle_trace(profiled.path)
@@ -118,7 +118,7 @@ def _profile(options: argparse.Namespace, script: Script) -> int:
 
 
 def _starting(options: argparse.Namespace) -> AbstractContextManager[object]:
-    """A progress line while PyTorch is imported; of several ranks only the first shows it."""
+    """A progress line while PyTorch is imported; with several ranks only the first shows it."""
     if options.silent or options.no_live or os.environ.get("RANK", "0") != "0":
         return nullcontext()
     what = f"importing PyTorch, then running {os.path.basename(options.script)}"
@@ -141,7 +141,7 @@ def _check_comparison(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace, script: Script) -> int:
-    """`--ab`: the baseline and the changed script in turn in this process; or this rank's part of an experiment."""
+    """Do `--ab`: run the baseline and the changed script interleaved in this process, or this rank's part of that."""
     if options.plan is not None:
         from gpulab.api.ranked_experiment import run_experiment
 
@@ -183,7 +183,7 @@ def _compare(options: argparse.Namespace, script: Script) -> int:
 
 
 def _has_own_ranks(run: Run) -> bool:
-    """Whether ranks were stored since this run began, which is no rank itself."""
+    """Whether this run is no rank, but ranks were stored since it began."""
     try:
         entries = Store().list()
     except StoreError:
@@ -192,12 +192,12 @@ def _has_own_ranks(run: Run) -> bool:
 
 
 def _is_other_rank(run: Run) -> bool:
-    """Whether this is a rank but not the first, which reports for all."""
+    """Whether this is a rank other than the first, which reports for all."""
     return run.job is not None and (run.job.world_size or 1) > 1 and run.job.rank > 0
 
 
 def _report_of(profiled: profile) -> Report | RankedReport | None:
-    """The report to show at the end: the first rank of a job shows that of all ranks, the others show none."""
+    """The report to show at the end: the first rank shows the report of the whole job, other ranks show none."""
     job = profiled.run.job
     if job is None and has_no_step(profiled.run) and _has_own_ranks(profiled.run):
         sys.stderr.write("gpulab: the ranks that the script started are recorded; see gpulab report latest\n")
@@ -214,6 +214,6 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
 
 
 def _check_targets(options: argparse.Namespace) -> None:
-    """Raises StoreError where a file of the report cannot be written."""
+    """Raises StoreError if a file of the report cannot be written."""
     for path in filter(None, (options.html, options.json)):
         check_target(path)

@@ -1,4 +1,4 @@
-"""A script or module of the user's, run in this process as `python` would run it."""
+"""Runs a user's script or module in this process, as `python` would."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Script:
     """A Python file, run as `python file` would run it, or a module, as `python -m module` would.
 
     Nothing is restored afterwards: the script's threads and exit handlers still need their `__main__`. `raised` is
-    the exception of the script, but for a clean `sys.exit`.
+    the exception of the script, unless it is a clean `sys.exit`.
     """
 
     def __init__(self, path: str, args: Sequence[str], before: Path | None = None, *, is_module: bool = False) -> None:
-        """`before`: a file that runs first, for a cell. Raises UsageError where there is no such script."""
+        """`before`: a file that runs first, for a cell. Raises UsageError if there is no such script."""
         self._spec = _module_spec(path, args) if is_module else None
         self._path = path if self._spec is None else str(self._spec.origin)
         self._source = read(self._path)
@@ -45,7 +45,7 @@ class Script:
 
     @property
     def text(self) -> str:
-        """The script's text; empty where its encoding is wrong: running it raises."""
+        """The script's text; empty if its encoding is invalid, which raises when it runs."""
         try:
             return importlib.util.decode_source(self._source)
         except (SyntaxError, UnicodeDecodeError):
@@ -53,11 +53,11 @@ class Script:
 
     @property
     def _file(self) -> str:
-        """The file name of its lines: that of a cell without its folder, which is temporary."""
+        """The file name for its lines; for a cell without the folder, which is temporary."""
         return os.path.abspath(self._path) if self._before is None else os.path.basename(self._path)
 
     def code(self) -> Code:
-        """The script as code that can run again. Raises UsageError where it does not parse."""
+        """The script as code that can run again. Raises UsageError if it does not parse."""
         from gpulab.api.ranked_experiment import file_code
 
         source: Literal["cell", "script"] = "script" if self._before is None else "cell"
@@ -67,12 +67,12 @@ class Script:
             raise UsageError(f"The script does not parse: {e}.") from None
 
     def prepared(self) -> bool:
-        """Make this process that of the script, and run `before`. False where that has raised."""
+        """Set up this process for the script, and run `before`. False if `before` raised."""
         if self._is_prepared:
             return True
         self._is_prepared = True
         absolute = os.path.abspath(self._path)
-        self._main.__file__ = absolute  # the spawned workers of a DataLoader find their __main__ by it
+        self._main.__file__ = absolute  # spawned DataLoader workers find their __main__ by it
         self._main.__loader__ = importlib.machinery.SourceFileLoader("__main__", absolute)
         if self._spec is not None:
             self._main.__spec__, self._main.__package__ = self._spec, self._spec.parent
@@ -94,7 +94,7 @@ class Script:
         return self.raised is None
 
     def run(self, execution: Execution | None = None) -> None:
-        """Run the script, with the settings of an execution. Its exception is stored in `raised` and passes."""
+        """Run the script with the settings of an execution. Its exception is stored in `raised` and propagates."""
         if execution is None:
             self._keep(lambda: self._execute(self._source, self._file))
         else:
@@ -114,7 +114,7 @@ class Script:
             raise
 
     def status(self) -> int:
-        """The exit status Python would give; shows the traceback as Python does (`profile` took our frames out)."""
+        """The exit status as from Python; prints the traceback as Python does (`profile` removed gpulab's frames)."""
         raised = self.raised
         if raised is None:
             return 0
@@ -133,9 +133,9 @@ def _show_lines(source: bytes, file: str) -> None:
 
 
 def _module_spec(name: str, args: Sequence[str]) -> importlib.machinery.ModuleSpec:
-    """Where a module's code is, of a package that of its `__main__`: the packages around it are imported, as by Python.
+    """The spec of a module, or of a package's `__main__`; enclosing packages are imported, as by Python.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     if name.endswith(".py"):
         raise UsageError(f"After -m stands the name of a module: leave out the .py of {name!r}, or the -m.")

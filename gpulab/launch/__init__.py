@@ -1,1 +1,1 @@
-"""Several processes from one command: what they run, and PyTorch's launcher that starts them."""
+"""Several processes from one command: what they run, and how PyTorch's launcher starts them."""

@@ -1,7 +1,7 @@
 """PyTorch's own launcher, torchrun, for N ranks on this machine: its command, its processes, and their output.
 
-Source: PyTorch, "torchrun (Elastic Launch)". It hands the ranks' variables to each process, ends all others where one
-fails, and passes a SIGTERM on to them; where they are still there half a minute later, it kills them.
+Source: PyTorch, "torchrun (Elastic Launch)". It sets the ranks' variables in each process, ends all ranks if one fails,
+and forwards SIGTERM to them; ranks that are still alive half a minute later are killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # variable
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RECORD = ("-m", "gpulab", "record")  # what each rank runs, with `option_words`
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-PREFIX_TEMPLATE = "[default${rank}]:"  # before a line of a rank: its number among all, not on its node; see `line_of`
+PREFIX_TEMPLATE = "[default${rank}]:"  # prefix of a rank's lines, with the global rank; see `line_of`
 LATEST_S = 0.1  # between two reads of the output
 _RANK = re.compile(r"\[default(\d+)\]:")
 # Ranks end with this process: Linux sends SIGTERM to a child whose parent has ended (prctl, 1).
@@ -44,9 +44,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def launcher_words(ranks: int, job_id: str, logs: Path | None = None) -> list[str]:
-    """The beginning of a command line that starts so many ranks; what each runs follows ("-m", "module", …).
+    """The beginning of a command line that starts `ranks` ranks; the words for each rank follow ("-m", "module", …).
 
-    The job has the name `job_id`. What the ranks print goes to the folder `logs`, else to the terminal.
+    The job has the name `job_id`. The ranks' output goes to the folder `logs`, else to the terminal.
     """
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", job_id)
     output = ("--redirects", "3", "--log-dir", str(logs)) if logs is not None else ()
@@ -54,12 +54,12 @@ def launcher_words(ranks: int, job_id: str, logs: Path | None = None) -> list[st
 
 
 def threads_of_each(ranks: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """How many threads each rank computes with: its part of the cores; without it torchrun takes one, and warns."""
+    """Compute threads of each rank: its share of the cores. Without this variable torchrun sets one, with a warning."""
     return {THREADS: environment.get(THREADS) or str(max(1, _cores() // ranks))}
 
 
 def shortage(ranks: int) -> str:
-    """A sentence where there are more ranks than processor cores; empty where there are not."""
+    """A sentence if there are more ranks than processor cores; else empty."""
     cores = _cores()
     return f"{plural(ranks, 'rank')} share {plural(cores, 'CPU core')}." if ranks > cores else ""
 
@@ -69,15 +69,15 @@ def _cores() -> int:
 
 
 class RankProcesses:
-    """The ranks of one command. Make it, read `lines`, and `end` it: then nothing of it is left."""
+    """The ranks of one command. Create it, read `lines`, then call `end`, which leaves no process."""
 
-    status_words = ""  # it waits in no queue
+    status_words = ""  # no queue
     may_go_on = False
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], logs: Path) -> None:
-        """`words` is the whole command, `logs` its folder for what the ranks print, which is read from there.
+        """`words`: the whole command; `logs`: the folder from which the ranks' output is read.
 
-        Raises OSError where the process cannot be started.
+        Raises OSError if the process cannot be started.
         """
         self._logs = logs
         paths: dict[Path, tuple[int | None, bool]] = {
@@ -97,7 +97,7 @@ class RankProcesses:
             )
 
     def lines(self) -> Iterator[Line | None]:
-        """What is printed, as it comes, until all have ended; None after each read."""
+        """The output as it arrives, until all ranks have ended; None after each read."""
         is_over = False
         while not is_over:
             is_over = self._process.poll() is not None  # polled before the read: nothing comes after it
@@ -116,7 +116,7 @@ class RankProcesses:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all of them at once, with what they have started: each rank has a process group of its own."""
+        """Kill all ranks at once, with their children: each rank has its own process group."""
         from gpulab.devices.meters import children_of
 
         groups = {self._process.pid}
@@ -128,11 +128,11 @@ class RankProcesses:
                 os.killpg(group, signal.SIGKILL)
 
     def end(self) -> int:
-        """Wait for the launcher to be gone. Returns its exit status."""
+        """Wait until the launcher has ended. Returns its exit status."""
         return self._process.wait()
 
     def _find_files(self) -> None:
-        """torchrun writes what a rank prints to FOLDER/JOB/attempt_0/RANK/stdout.log, and stderr.log."""
+        """Find the output files: torchrun writes FOLDER/JOB/attempt_0/RANK/stdout.log, and stderr.log."""
         have = {file.path for file in self._files}
         for path in sorted(self._logs.glob("*/attempt_*/*/std*.log")):
             if path not in have and path.parent.name.isdecimal():
@@ -140,12 +140,12 @@ class RankProcesses:
 
 
 def ended_with_this_process(command: Sequence[str]) -> list[str]:
-    """The same command, which is sent SIGTERM when this process has ended in whatever way (Linux, prctl)."""
+    """The command, wrapped so that it gets SIGTERM when this process ends in any way (Linux, prctl)."""
     return [sys.executable, "-I", "-S", "-c", _ORPHANS_END, str(os.getpid()), *command]
 
 
 def end_with_launcher() -> None:
-    """Let the system send this process, a rank, SIGTERM when its launcher has ended in whatever way (Linux, prctl)."""
+    """Let the system send this process, a rank, SIGTERM when its launcher ends in any way (Linux, prctl)."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):
@@ -155,7 +155,7 @@ def end_with_launcher() -> None:
 
 
 def line_of(text: str, *, is_error: bool) -> Line:
-    """Whose line it is: torchrun puts "[default1]:" before those of rank 1."""
+    """A line with its rank: torchrun prefixes the lines of rank 1 with "[default1]:"."""
     match = _RANK.match(text)
     return Line(int(match[1]), text[match.end() :], is_error) if match else Line(None, text, is_error)
 
@@ -183,7 +183,7 @@ class Line(Struct, frozen=True):
 
 
 class GrowingFile:
-    """A file that is read as it grows. It need not be there yet."""
+    """A file that is read as it grows. It need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -191,7 +191,7 @@ class GrowingFile:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """The lines that have come to their end since the last call, as a terminal would leave them."""
+        """The lines completed since the last call, as a terminal would show them."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset_bytes)
@@ -202,16 +202,16 @@ class GrowingFile:
             return
         self._offset_bytes += len(new)
         *whole, rest = (self._rest + new).split(b"\n")
-        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # what a progress bar has written over is gone
+        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # drop overwritten states of a progress bar
         yield from map(_last_state, whole)
 
     def rest(self) -> Iterator[str]:
-        """The last line where nothing ends it; afterwards it is gone."""
+        """The last, unterminated line; a second call yields nothing."""
         last, self._rest = self._rest, b""
         if last:
             yield _last_state(last)
 
 
 def _last_state(raw: bytes) -> str:
-    """A progress bar overwrites itself with carriage returns: this is its last state."""
+    """The last state of a line that overwrites itself with carriage returns, such as a progress bar."""
     return raw.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]

@@ -1,7 +1,7 @@
-"""What a cell reads of its notebook, as source that a fresh process can run: nothing is pickled, nothing is forked.
+"""What a cell reads from its notebook, as source that a fresh process can run, without pickling or forking.
 
-Modules come along as imports, functions and classes as the text of the cell that defines them, plain values as
-literals. Anything else (a tensor, a loader, a model) lives in the notebook's process alone and is refused by name.
+Modules become imports, functions and classes the text of their defining cell, plain values literals. Anything else (a
+tensor, a loader, a model) exists only in the notebook's process and is refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpulab.errors import UsageError
 from gpulab.knobs.variables import Variables
 from gpulab.user_code import GlobalNames, global_names
 
-MOST_CHARACTERS = 100_000  # of one value: more is data, which belongs in a file
+MOST_CHARACTERS = 100_000  # of one value: larger values are data, which belong in a file
 _OF_IPYTHON = frozenset({"get_ipython", "In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"})
 _SAME_TEXT = (types.NoneType, bool, int, float, complex, str, bytes, range)  # as `repr` writes them
 _WITHOUT_MODULE = ("torch", "torch.nn.functional", "numpy", "math")  # their functions in C name no module
@@ -31,10 +31,10 @@ _IMPORTS = (-1, 0)  # their place: before the first cell
 
 
 def notebook_source(tree: ast.Module, namespace: Mapping[str, object], cells: Sequence[str] = ()) -> str:
-    """The source of all that the code in `tree` needs of the notebook's namespace.
+    """The source of everything that the code in `tree` needs from the notebook's namespace.
 
-    `cells`: the texts of the cells that ran, in order. Raises UsageError that names all that cannot come along, and the
-    lines to write into the cell instead.
+    `cells`: the texts of the cells that ran, in order. Raises UsageError naming everything that cannot be transferred,
+    with the lines to write into the cell instead.
     """
     assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     carrier = _Carrier(namespace, cells, assigned)
@@ -48,7 +48,7 @@ def notebook_source(tree: ast.Module, namespace: Mapping[str, object], cells: Se
 class _Part(Struct, frozen=True):
     """A piece of the source. `place`: the cell and its line, in the order in which the notebook ran them.
 
-    `needs`: names that must be there before it runs.
+    `needs`: names that must be defined before it runs.
     """
 
     text: str
@@ -57,9 +57,9 @@ class _Part(Struct, frozen=True):
 
 
 class _Carrier:
-    """Follows names from what a cell reads to what that reads in turn.
+    """Follows the names that a cell reads, and the names that their definitions read in turn.
 
-    `own`: the names that the cell itself assigns. What a function reads of them is the cell's.
+    `own`: the names that the cell itself assigns; functions that read these names get the cell's values.
     """
 
     def __init__(self, namespace: Mapping[str, object], cells: Sequence[str], own: set[str]) -> None:
@@ -71,7 +71,7 @@ class _Carrier:
         self.refusals: dict[str, object] = {}
 
     def text(self) -> str:
-        """All parts as the notebook ran them, but each after what it needs."""
+        """All parts in the notebook's order, but each after the parts that it needs."""
         lines: dict[str, None] = {}
         waiting = dict(sorted(self._parts.items(), key=lambda item: item[1].place))
 
@@ -87,7 +87,7 @@ class _Carrier:
         return "\n".join(lines) + "\n"
 
     def need(self, name: str) -> None:
-        """Bring a name along, with all that it needs itself."""
+        """Include a name, with everything that it needs."""
         if name in self._needed or name not in self._namespace:
             return
         self._needed.add(name)
@@ -121,7 +121,7 @@ class _Carrier:
         classes: set[type] = set()
         try:
             text = _expression(value, classes)
-        except (ValueError, AttributeError, RecursionError):  # a field that is not set; a list that holds itself
+        except (ValueError, AttributeError, RecursionError):  # an unset field; a list that contains itself
             return None
         has_classes = all(map(self._has_class, classes))
         if len(text) > MOST_CHARACTERS or not has_classes:
@@ -129,7 +129,7 @@ class _Carrier:
         return _Part(f"{name} = {text}", (len(self._cells), 0), {kind.__name__ for kind in classes})
 
     def _has_class(self, kind: type) -> bool:
-        """Bring a class along under its own name; whether that is possible."""
+        """Include a class under its own name. Returns whether that is possible."""
         name = kind.__name__
         if kind.__module__ == "__main__":
             self.need(name)
@@ -144,7 +144,7 @@ class _Carrier:
 
 
 def _import_of(name: str, value: object) -> str | None:
-    """The line that imports it; None where no module has it."""
+    """The line that imports the value; None if no module has it."""
     if isinstance(value, types.ModuleType):
         if value.__name__ == "__main__":
             return None
@@ -161,7 +161,7 @@ def _import_of(name: str, value: object) -> str | None:
 
 
 def _submodules(name: str, value: object, cells: Sequence[str]) -> list[str]:
-    """The notebook's own `import a.b` of that package: a bare `import a` may not bring `a.b`."""
+    """The notebook's `import a.b` lines for a package: `import a` alone may not import `a.b`."""
     if not isinstance(value, types.ModuleType) or value.__name__ != name:
         return []
     imports = (node for cell in cells for node in _statements(cell) if isinstance(node, ast.Import))
@@ -180,9 +180,9 @@ def _at(module: str, path: str) -> object:
 
 
 def _expression(value: object, classes: set[type]) -> str:
-    """A Python expression that makes it anew; `classes` takes those that it names.
+    """A Python expression that recreates the value; adds the classes that it names to `classes`.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
 
     def each(values: Iterable[object]) -> list[str]:
@@ -225,9 +225,9 @@ def _expression(value: object, classes: set[type]) -> str:
 
 
 def _definition_of(value: types.FunctionType | type, cells: Sequence[str]) -> tuple[str, _Part] | None:
-    """The name and the text of the one statement that defines a function or a class; None where it is not to be had.
+    """The name and the text of the statement that defines a function or a class; None if it is not available.
 
-    A function's text is what IPython keeps for tracebacks; a class is the newest of its name.
+    A function's text is the one that IPython keeps for tracebacks; for a class, the newest definition of its name.
     """
     own_name = value.__name__
     texts = [(place, cell) for place, cell in enumerate(cells) if own_name in cell][::-1]
@@ -250,7 +250,7 @@ def _definition_of(value: types.FunctionType | type, cells: Sequence[str]) -> tu
 
 
 def _defined_by(node: ast.stmt, own_name: str) -> str:
-    """The name that a statement gives to a function or class of that own name; empty where it defines another."""
+    """The variable to which a statement binds the function or class `own_name`; empty if it defines another."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return node.name if node.name == own_name else ""
     if own_name == "<lambda>" and isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
@@ -266,15 +266,15 @@ def _statements(text: str) -> list[ast.stmt]:
 
 
 def _names_of(definition: str) -> GlobalNames:
-    """The global names that a definition reads: at once (decorators, bases, defaults), and when it is called."""
+    """The global names that a definition reads: at once (decorators, bases, defaults), and when called."""
     return global_names(compile(definition, "<definition>", "exec", dont_inherit=True))
 
 
-# -- what cannot come along --------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------------
 
 
 def _refusal(refusals: Mapping[str, object], cells: Sequence[str]) -> str:
-    """All names at once, with the lines of the notebook that made them."""
+    """A message with all refused names, and the notebook lines that assigned them."""
     if any(name in _OF_IPYTHON for name in refusals):
         return "A rank is a plain Python process: remove magics, `!` commands, In and Out from the cell."
     words = [f"{name} (a {type(value).__name__})" for name, value in refusals.items()]
@@ -287,7 +287,7 @@ def _refusal(refusals: Mapping[str, object], cells: Sequence[str]) -> str:
 
 
 def _assignment_of(name: str, cells: Iterable[str]) -> str:
-    """The last statement of the notebook that assigned it, where it has one line."""
+    """The notebook's last statement that assigned the name, if it is a single line."""
     line = ""
     for cell in cells:
         for node in _statements(cell):

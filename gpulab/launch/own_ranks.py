@@ -1,4 +1,4 @@
-"""Code that starts its own ranks: those that run as scripts are followed; for forked ones, what to write instead.
+"""Code that starts its own ranks: ranks that run as scripts are recorded; for forked ones a replacement is proposed.
 
 Sources: Accelerate, "Launching Accelerate training in a notebook"; Lightning, `strategy`; PyTorch,
 `torch.multiprocessing.spawn`.
@@ -27,9 +27,9 @@ _RANK = 'int(os.environ["RANK"])'
 
 
 class OwnRanks(Struct, frozen=True):
-    """`starter` is the word in the code, `instead` what to write in its place, `line` where it stands.
+    """`starter`: the word in the code; `instead`: its replacement; `line`: its line number.
 
-    `ranks` is how many it starts, "N" where the code does not say.
+    `ranks`: how many ranks it starts; "N" if the code does not say.
     """
 
     starter: str
@@ -39,7 +39,7 @@ class OwnRanks(Struct, frozen=True):
 
 
 def own_ranks(code: str, *, sure: bool = False) -> OwnRanks | None:
-    """The first call in the code that starts ranks; `sure`: only one that runs whenever the code is run."""
+    """The first call in the code that starts ranks; `sure`: only a call that runs whenever the code runs."""
     try:
         tree = ast.parse(_OF_IPYTHON.sub(r"\1pass", code))
     except (SyntaxError, ValueError):
@@ -52,7 +52,7 @@ def own_ranks(code: str, *, sure: bool = False) -> OwnRanks | None:
 
 
 def _always(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """What is run in any case: no definition, no branch but the one of a script that is run itself."""
+    """The nodes that run in any case: no definitions, no branches except `if __name__ == …`."""
     for statement in body:
         if isinstance(statement, ast.If) and ast.unparse(statement.test).startswith("__name__"):
             yield from _always(statement.body)
@@ -83,7 +83,7 @@ def _instead_of(call: ast.Call, starter: str, instead: str, count: str, place: i
 
 
 def _direct_call(function: ast.expr | None, arguments: ast.expr | None, *first: str) -> str:
-    """A call of the function itself, with these first arguments and then those of the tuple or list."""
+    """A direct call of the function, with the arguments `first`, then the elements of the tuple or list."""
     text = ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else "the function"
     rest: list[str] = []
     if isinstance(arguments, ast.Tuple | ast.List):
@@ -99,7 +99,7 @@ def _argument(call: ast.Call, place: int, name: str) -> ast.expr | None:
 
 
 def _name(function: ast.expr) -> tuple[str, str]:
-    """The module or object before the dot, and the name behind it."""
+    """The module or object before the dot, and the name after it."""
     if isinstance(function, ast.Attribute):
         return ast.unparse(function.value), function.attr
     return "", function.id if isinstance(function, ast.Name) else ""
@@ -114,9 +114,9 @@ _PATH = "PYTHONPATH"
 def followed_ranks(
     options: Sequence[str], names: Mapping[str, str], environment: MutableMapping[str, str] = os.environ
 ) -> Iterator[None]:
-    """Inside, processes that become ranks run under `gpulab record` with these options, and see these variables.
+    """Inside, child processes that become ranks run under `gpulab record` with these options and variables.
 
-    Nothing is followed where this process is a rank itself: whoever has started it records the others.
+    Does nothing if this process is itself a rank: its parent records the other ranks.
     """
     if is_rank(environment) or FOLLOW in environment:
         yield
@@ -132,7 +132,7 @@ def followed_ranks(
 
 
 def _put_back(environment: MutableMapping[str, str], ours: str, before: str | None) -> None:
-    """The path as it was; where the code inside has set another, that one stays, without our folder."""
+    """Restore the path. A path that the code inside has set stays, without gpulab's folder."""
     present = environment.get(_PATH)
     if present is None:
         return

@@ -1,7 +1,7 @@
-"""A job on a Slurm cluster by Slurm's own commands: its batch script, submitting, following and cancelling it.
+"""A job on a Slurm cluster, by Slurm's own commands: writes the batch script, submits, follows and cancels the job.
 
-Standard library only, and nothing of PyTorch: login nodes forbid more. Source: Slurm, "sbatch", "squeue", "scancel",
-"scontrol"; PyTorch, "torchrun", with one agent on each node that `srun` starts.
+Imports only the standard library, not PyTorch, because login nodes limit programs. Source: Slurm, "sbatch", "squeue",
+"scancel", "scontrol"; PyTorch, "torchrun", with one agent per node, started by `srun`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gpulab.launch.launcher import (
 )
 
 POLL_S = 0.5  # between two reads of the output
-QUERY_S = 2.0  # between two questions to Slurm's controller, which many share
-ANSWER_S = 30.0  # that its commands have for an answer
-SILENT_S = 15.0  # of no answer, before that is said
+QUERY_S = 2.0  # between two queries to Slurm's controller, which many users share
+ANSWER_S = 30.0  # timeout of a Slurm command
+SILENT_S = 15.0  # without an answer, before the user is told
 _NUMBER = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
 OVER = frozenset(
     (
@@ -43,7 +43,7 @@ OVER = frozenset(
 
 
 class Allocation(Struct, frozen=True):
-    """What a job asks for. `more` are options of sbatch as its own words."""
+    """The resources that a job requests. `more`: options of sbatch in its own syntax."""
 
     ranks: int
     nodes: int = 1
@@ -52,7 +52,7 @@ class Allocation(Struct, frozen=True):
 
     @property
     def words(self) -> list[str]:
-        """`more`, one by one. Raises UsageError where a quote is not closed."""
+        """The words of `more`. Raises UsageError for an open quote."""
         try:
             return shlex.split(self.more)
         except ValueError as e:
@@ -60,7 +60,7 @@ class Allocation(Struct, frozen=True):
 
     @property
     def of_each_node(self) -> int:
-        """Ranks. Raises UsageError where not every node can have as many."""
+        """Ranks per node. Raises UsageError if the ranks cannot be divided evenly among the nodes."""
         if self.ranks % self.nodes:
             raise UsageError(
                 f"--ranks {self.ranks} is not a multiple of --nodes {self.nodes}: "
@@ -70,7 +70,7 @@ class Allocation(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """Where a job stands: Slurm's word ("PENDING", "RUNNING", …), and its reason where it has one."""
+    """The state of a job: Slurm's word ("PENDING", "RUNNING", …), and the reason if there is one."""
 
     state: str
     reason: str = ""
@@ -81,7 +81,7 @@ class Job(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """For a person."""
+        """The state in words for the user."""
         why = self.reason if self.reason not in ("", "None") else ""
         return f"{self.state.lower().replace('_', ' ')}{f' ({why})' if why else ''}"
 
@@ -94,10 +94,10 @@ def batch_script(
     environment: Mapping[str, str],
     tasks: int = 1,
 ) -> str:
-    """The file that sbatch takes: one agent of torchrun on each node, which all meet at the first.
+    """The batch script for sbatch: one agent of torchrun on each node; the first node is the rendezvous.
 
-    `target` is what each rank runs; `environment` what it needs beside what Slurm hands on; output goes to `folder`.
-    Several `tasks` are an array: that many jobs of the same file, each on nodes of its own.
+    `target`: the command of each rank; `environment`: variables in addition to those that Slurm passes on; output goes
+    to `folder`. Several `tasks` form an array: as many jobs from the same file, each on separate nodes.
     """
     quoted = shlex.quote
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", '"$address:$port"', "--rdzv-id", quoted(job_id)]
@@ -133,24 +133,24 @@ def batch_script(
 
 
 class Submitted(Struct, frozen=True):
-    """A job as its cluster knows it; `cluster` is empty where there is only one."""
+    """The id of a job on its cluster; `cluster` is empty if there is only one."""
 
     number: str
     cluster: str = ""
 
     @property
     def place(self) -> list[str]:
-        """Words of a command that is about it."""
+        """The words that select the job in a Slurm command."""
         return [f"--clusters={self.cluster}"] if self.cluster else []
 
 
 def outputs(folder: Path, tasks: int = 1) -> list[Path]:
-    """The files with what the job prints, one of each task of an array."""
+    """The files with the job's output, one for each task of an array."""
     return [folder / "output.txt"] if tasks == 1 else [folder / f"output-{task}.txt" for task in range(tasks)]
 
 
 def submit_words(allocation: Allocation, script: Path, tasks: int = 1) -> list[str]:
-    """The command that submits it: what may have spaces stands here, for a `#SBATCH` line knows no quotes."""
+    """The command that submits the script. Options that may contain spaces are here: `#SBATCH` lines have no quotes."""
     folder = str(script.parent).replace("%", "%%")
     output = f"{folder}/output.txt" if tasks == 1 else f"{folder}/output-%a.txt"
     return ["sbatch", "--parsable", f"--output={output}", *allocation.words, str(script)]
@@ -167,7 +167,7 @@ def submit(words: Sequence[str]) -> Submitted:
 
 
 def poll(job: Submitted) -> Job | None:
-    """Where a job stands; None where Slurm does not answer just now. An array is over when all of its tasks are."""
+    """The state of a job; None if Slurm does not answer at the moment. An array is over when all its tasks are."""
     options = ["--noheader", "--states=all", "--jobs", job.number, "--format=%T|%r"]
     result = _slurm("squeue", *job.place, *options)
     lines = [line for line in result.stdout.splitlines() if "|" in line]
@@ -175,17 +175,17 @@ def poll(job: Submitted) -> Job | None:
         jobs = [Job(state, reason) for state, _, reason in (line.strip().partition("|") for line in lines)]
         return min(jobs, key=lambda job: (job.is_over, job.state != "RUNNING", job.state == "COMPLETED"))
     if "Invalid job id" in result.stderr or (result.returncode == 0 and not lines):
-        return Job("COMPLETED")  # long ago: it has left Slurm's list
+        return Job("COMPLETED")  # it ended long ago and has left Slurm's list
     return None
 
 
 def cancel(job: Submitted) -> None:
-    """Ask Slurm to end it: SIGTERM, and after a while SIGKILL."""
+    """Ask Slurm to end the job: SIGTERM, and later SIGKILL."""
     _slurm("scancel", *job.place, job.number)
 
 
 def _slurm(*words: str) -> subprocess.CompletedProcess[str]:
-    """Raises UsageError where the command is not here."""
+    """Run a Slurm command. Raises UsageError if it is not installed."""
     try:
         return subprocess.run(
             words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=marked(), timeout=ANSWER_S
@@ -211,18 +211,18 @@ class SlurmProcesses:
 
     @property
     def status_words(self) -> str:
-        """Where the job stands, for a person."""
+        """The state of the job, in words for the user."""
         silent_s = time.monotonic() - self._answered_s
         silence = f"; Slurm has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
         return f"Slurm job {self._submitted.number}: {self.job.words}{silence}"
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it may still need its files."""
+        """Whether the job may still need its files."""
         return not self.job.is_over
 
     def lines(self) -> Iterator[Line | None]:
-        """What is printed, until the job is over; None after each read."""
+        """The output, until the job is over; None after each read."""
         while not self.job.is_over:
             self._query()
             yield from self._new_lines()
@@ -234,17 +234,17 @@ class SlurmProcesses:
             yield from (line_of(text, is_error=False) for text in file.rest())
 
     def stop(self) -> None:
-        """Cancel it."""
+        """Cancel the job."""
         cancel(self._submitted)
 
     def kill(self) -> None:
-        """Cancel what is not over, and wait for no answer."""
+        """Cancel the job if it is not over, without waiting for an answer."""
         if not self.job.is_over:
             cancel(self._submitted)
             self._gives_up = True
 
     def end(self) -> str:
-        """Wait until it is over. Returns Slurm's word for it."""
+        """Wait until the job is over. Returns Slurm's word for its end."""
         while not self.job.is_over and not (self._gives_up and time.monotonic() - self._answered_s > SILENT_S):
             self._query()
             time.sleep(POLL_S)

@@ -1,1 +1,1 @@
-"""A training's state remembered and put back, so that the same cell can run again from the same start."""
+"""Saves and restores the state of a training, so that the same cell can run again from the same start."""

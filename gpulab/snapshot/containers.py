@@ -1,8 +1,8 @@
-"""What names, containers and instances hold, remembered by reference and put back in place: all objects keep identity.
+"""Saves the contents of names, containers and instances by reference, and restores them in place: identity is kept.
 
-The functions `undo_…` remember one holder each and return what makes it hold the same objects again, in the same order.
-They go by the built-in types' own methods, so that no code of a subclass runs. What a cell has taken from an iterator
-cannot be put back, but its position tells that something was taken.
+Each function `undo_…` saves one holder and returns a function that makes it hold the same objects in the same order.
+They use the built-in types' own methods, so that no code of a subclass runs. Items taken from an iterator cannot be put
+back, but the iterator's position shows that something was taken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def undo_items(target: Any) -> Undo:
     base: Any = next(base for base in (OrderedDict, dict, list, deque, set) if isinstance(target, base))
 
     def items() -> list[Any]:
-        """What it holds now: of a dict keys and values in turn."""
+        """The present contents; for a dict, keys and values alternate."""
         if issubclass(base, dict):
             return [part for pair in base.items(target) for part in pair]
         return list(base.__iter__(target))
@@ -53,7 +53,7 @@ def undo_items(target: Any) -> Undo:
 
 
 class Variable(Struct, frozen=True):
-    """A variable by its three operations. Reading and deleting raise an error where it holds nothing."""
+    """A variable by its three operations. Reading and deleting raise an error if it is unbound."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -61,7 +61,7 @@ class Variable(Struct, frozen=True):
 
     @property
     def value(self) -> Any:
-        """What it holds, ABSENT where nothing."""
+        """The present value; ABSENT if the variable is unbound."""
         try:
             return self.read()
         except (KeyError, ValueError, AttributeError):
@@ -74,7 +74,7 @@ def name_in(namespace: dict[str, Any], name: str) -> Variable:
 
 
 def cell_variable(cell: CellType) -> Variable:
-    """A variable that a function shares with the one around it."""
+    """A variable that a function shares with its enclosing function."""
     contents = (cell, "cell_contents")
     return Variable(partial(getattr, *contents), partial(setattr, *contents), partial(delattr, *contents))
 
@@ -99,7 +99,7 @@ def undo_variable(variable: Variable) -> Undo:
 
 
 def undo_attributes(owner: Any) -> Undo:
-    """The attributes of an instance, in its `__dict__` and its slots, and its class: torch changes that of modules."""
+    """The attributes of an instance, in `__dict__` and slots, and its class, which torch changes for some modules."""
     kind, fields = type(owner), attributes(owner)
     undos = [undo_variable(slot_variable(slot, owner)) for slot in slots(kind)]
     if fields is not None:
@@ -115,31 +115,31 @@ def undo_attributes(owner: Any) -> Undo:
 
 
 def undo_all(undos: Iterable[tuple[ObjectPath, Undo]]) -> list[str]:
-    """Run them all. Returns the places that could not be put back, with the reason."""
+    """Run all undos. Returns the places that could not be restored, with the reason."""
     failures = []
     for place, undo in undos:
         try:
             undo()
-        except Exception as e:  # an object of the user's may refuse anything
+        except Exception as e:  # a user's object may refuse anything
             failures.append(f"`{place}`: {str(e).partition(chr(10))[0]}")
     return failures
 
 
 class ChangeDetector:
-    """Tells whether something that is not copied has changed: by its position, length or version."""
+    """Detects changes of an object that is not copied, by its position, length or version."""
 
     def __init__(self, place: ObjectPath, read: Callable[[], object]) -> None:
         self.place = place
         self._read, self._last = read, read()
 
     def changed(self) -> bool:
-        """Whether it differs from the last time."""
+        """Whether it has changed since the last call."""
         before, self._last = self._last, self._read()
         return before != self._last
 
 
 def attributes(owner: Any) -> dict[str, Any] | None:
-    """The instance's `__dict__`; None where it has none. Runs no code of the instance's class."""
+    """The instance's `__dict__`; None if it has none. Runs no code of the instance's class."""
     try:
         fields = object.__getattribute__(owner, "__dict__")
     except (AttributeError, TypeError):
@@ -161,9 +161,9 @@ def slots(kind: type) -> list[Any]:
 
 
 class ObjectPath(Struct, frozen=True):
-    """Where an object is, as the user would write it.
+    """The path to an object, as the user would write it.
 
-    `users`: the user made what is there, by name; else it lies inside a module or an object of a library.
+    `users`: the user created the object under this name; else it is inside a module or an object of a library.
     """
 
     piece: str
@@ -174,12 +174,12 @@ class ObjectPath(Struct, frozen=True):
         return ObjectPath(f"[{name}]" if name.isdigit() else f".{name}", self, self.users and users)
 
     def item(self, key: object) -> ObjectPath:
-        """What lies there under this key or index."""
+        """The path to the element with this key or index."""
         return ObjectPath(f"[{key!r}]" if isinstance(key, str | int) else "[…]", self, self.users)
 
     def __str__(self) -> str:
         pieces, place = [self.piece], self.parent
-        while place is not None:  # deeper than Python's stack, perhaps
+        while place is not None:  # no recursion: it may be deeper than Python's stack
             pieces.append(place.piece)
             place = place.parent
         return "".join(reversed(pieces))
@@ -189,15 +189,15 @@ DEPTH = 8  # of iterators around iterators
 
 
 def is_iterator(kind: type) -> bool:
-    """Whether things are taken from objects of this type: iterators, generators, open files."""
+    """Whether objects of this type are consumed by reading: iterators, generators, open files."""
     return hasattr(kind, "__next__") or issubclass(kind, io.IOBase)
 
 
 def position(iterator: Any, depth: int = DEPTH) -> object:
-    """A value that changes when something is taken from the iterator; None where there is none. Takes nothing."""
+    """A value that changes when something is taken from the iterator; None if there is none. Takes nothing itself."""
     try:
         return _position(iterator, type(iterator), depth) if depth else None
-    except Exception:  # a weak proxy of what is gone, an iterator of a library with a mind of its own
+    except Exception:  # a dead weak proxy, or an unusual iterator of a library
         return None
 
 
@@ -208,7 +208,7 @@ def _position(iterator: Any, kind: type, depth: int) -> object:
             return "ended"
         variables = frame.f_locals
         names = {name: value if type(value) in SCALARS else id(value) for name, value in variables.items()}
-        if type(variables) is dict:  # before Python 3.13 a copy that the frame would keep, with the batch in it
+        if type(variables) is dict:  # before Python 3.13: a copy that would keep the batch alive in the frame
             variables.clear()
         return frame.f_lasti, tuple(names.items()), position(iterator.gi_yieldfrom, depth - 1)
     if issubclass(kind, io.IOBase):
@@ -221,7 +221,7 @@ def _position(iterator: Any, kind: type, depth: int) -> object:
         return int(hint(iterator))
     if kind.__module__ == "itertools" and kind.__name__ in ("count", "repeat"):
         return repr(iterator)
-    # of what `zip`, `map`, `enumerate` and the like hold
+    # positions of the iterators inside `zip`, `map`, `enumerate` and the like
     positions: list[object] = []
     for part in gc.get_referents(iterator):
         if is_iterator(type(part)):

@@ -1,11 +1,11 @@
-"""Put a training back to where it was, so that the same cell can run again from the same start.
+"""Restores the state of a training, so that the same cell can run again from the same start.
 
-A snapshot holds references to all that the code can reach (see `reachable`), the shallow contents of each container
-and instance, the values of the tensors that train, and all random numbers. Restoring puts everything back in place:
-every object keeps its identity, views into parameters stay views. Objects that the code made since then are let go.
+A snapshot holds references to everything that the code can reach (see `walk`), the shallow contents of each container
+and instance, the values of training tensors, and all random states. A restore happens in place: every object keeps its
+identity, views into parameters stay views. Objects that the code created since the snapshot are released.
 
-Take and restore it outside of a capture and of knobs: what these have attached to objects would be remembered as the
-user's, or taken out.
+Take and restore a snapshot outside captures and knobs: their attachments to objects would be saved as the user's, or
+removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpulab.snapshot.containers import ChangeDetector, ObjectPath, name_in, undo
 from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable
 
-MOST_NAMES = 20  # in a list of places
+MOST_NAMES = 20  # listed in a message
 
 _SHELL = frozenset(("In", "Out", "get_ipython", "exit", "quit", "open"))
 
@@ -30,8 +30,8 @@ _SHELL = frozenset(("In", "Out", "get_ipython", "exit", "quit", "open"))
 class Restored(Struct, frozen=True):
     """What a restore could not put back, by names as the user would write them.
 
-    `iterators`: those that the code has taken from; `changed`: large containers and large tensors that it has changed.
-    Both make a cell that does not behave the same twice. `could_not`: other state that stays, with the reason.
+    `iterators`: iterators that the code has consumed; `changed`: large containers and tensors that it changed. With
+    either, a cell does not behave the same twice. `could_not`: other state that stays, with the reason.
     """
 
     iterators: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Restored(Struct, frozen=True):
 
 
 class State:
-    """Made by `State.of`. `bytes`: memory that the copies take."""
+    """A snapshot, created by `State.of`. `bytes`: memory of the copies."""
 
     def __init__(self, namespace: dict[str, Any], names: Iterable[str] | None) -> None:
         self._namespace = namespace
@@ -53,10 +53,10 @@ class State:
 
     @classmethod
     def of(cls, namespace: dict[str, Any], names: Iterable[str] | None, roots: Iterable[object] = ()) -> State:
-        """All that code using these names (None: all names that the user has) and `roots` can reach, as it is now.
+        """The present state of all that code with these names (None: all of the user's names) and `roots` can reach.
 
-        Raises TooLarge where the copies do not fit into free memory: `of_random` still can be had. Raises DeviceLost
-        where an error of a GPU stays.
+        Raises TooLarge if the copies do not fit into free memory; `of_random` still works then. Raises DeviceLost if a
+        GPU has a persistent error.
         """
         state = cls(namespace, names)
         reached = state._reached
@@ -69,7 +69,7 @@ class State:
 
     @classmethod
     def of_random(cls, namespace: dict[str, Any], names: Iterable[str] | None) -> State:
-        """Only what the names mean, and the global random numbers: where all would be too large."""
+        """Only the bindings of the names, and the global random states, if the full state is too large."""
         return cls(namespace, names)
 
     @property
@@ -77,9 +77,9 @@ class State:
         return self._tensors.bytes if self._tensors is not None else 0
 
     def restore(self) -> Restored:
-        """Put everything back in place; names that meant nothing are removed. As often as needed.
+        """Restore everything in place and remove names that were unbound. Can be called repeatedly.
 
-        Raises DeviceLost, and touches nothing then, where an error of a GPU stays.
+        Raises DeviceLost, and changes nothing, if a GPU has a persistent error.
         """
         reached, tensors = self._reached, self._tensors
         could_not = self._close_loaders()
@@ -100,7 +100,7 @@ class State:
         return Restored(iterators, changed, tuple(could_not))
 
     def _close_loaders(self) -> list[str]:
-        """Shut down the persistent workers that the code started. Those that were there before stay, and are named."""
+        """Shut down persistent workers that the code started. Returns a sentence part for each older set that stays."""
         lasting = []
         for loader, iterator, place in self._reached.loaders:
             present = vars(loader).get("_iterator")
@@ -115,7 +115,7 @@ class State:
 
 
 def _changed(detectors: list[ChangeDetector]) -> tuple[str, ...]:
-    """The names of those that differ from the last time."""
+    """The names of the detectors whose objects have changed."""
     return tuple(dict.fromkeys(str(one.place) for one in detectors if one.changed()))[:MOST_NAMES]
 
 

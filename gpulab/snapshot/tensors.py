@@ -1,12 +1,12 @@
-"""The values of tensors, copied once per piece of memory and written back into that same memory.
+"""The values of tensors, copied once per piece of memory and written back into the same memory.
 
-What is copied are bytes of storages, not tensors: tied weights and views are copied once and stay tied, strides and
-memory formats are never touched, and autograd's version counters do not move. A GPU's bytes stay on it while they are
-at most GPU_SHARE of its free memory, else they go to the host.
+Bytes of storages are copied, not tensors: tied weights and views are copied once and stay tied, strides and memory
+formats are untouched, and autograd's version counters do not change. Copies of a GPU's bytes stay on the GPU up to
+GPU_SHARE of its free memory, else they go to the host.
 
-Always copied is what trains: parameters, buffers, what an optimizer, a scheduler or a scaler holds, leaf tensors that
-require a gradient, gradients. Other tensors are copied too where they are small or shaped like a weight (an average of
-the weights); of the rest autograd's version counter tells whether it changed.
+Training state is always copied: parameters, buffers, tensors of an optimizer, a scheduler or a scaler, leaf tensors
+that require a gradient, gradients. Other tensors are copied if they are small or shaped like a weight (an average of
+the weights); for the rest, autograd's version counter shows whether they changed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gpulab.snapshot.containers import ChangeDetector, ObjectPath, undo_all
 if TYPE_CHECKING:
     import torch
 
-GPU_SHARE = 0.3  # of the GPU's free memory may go into copies
-SMALL_BYTES = 2**20  # of a tensor that is no training state
+GPU_SHARE = 0.3  # of the GPU's free memory may be used for copies
+SMALL_BYTES = 2**20  # limit for a tensor that is no training state
 SMALL_TOTAL_BYTES = 64 * 2**20
 
 
@@ -45,7 +45,7 @@ class TooLarge(GpulabError):
 
 
 class TensorPlace(Struct):
-    """A tensor, and where it is; `training`: it is part of what trains."""
+    """A tensor and its path; `training`: it is training state."""
 
     tensor: torch.Tensor
     place: ObjectPath
@@ -65,28 +65,28 @@ class Piece:
 
     @property
     def gpu(self) -> int | None:
-        """The GPU it lies on; None elsewhere."""
+        """The GPU that holds it; None if it is elsewhere."""
         device = self._storage.device
         return device.index if device.type == "cuda" else None
 
     def copy(self, *, to_host: bool) -> None:
-        """Remember the bytes; on the host also where the GPU turns out to be full."""
+        """Save the bytes, on the host also if the GPU turns out to be full."""
         import torch
 
         try:
             self._copied = self._live.cpu() if to_host and self.gpu is not None else self._live.clone()
-        except torch.cuda.OutOfMemoryError:  # free, but in pieces
+        except torch.cuda.OutOfMemoryError:  # enough free memory, but fragmented
             self._copied = self._live.cpu()
 
     def put_back(self) -> None:
         assert self._copied is not None
-        if self._storage.nbytes() < self._end:  # a sharding library gave the memory away
+        if self._storage.nbytes() < self._end:  # a sharding library freed the memory
             self._storage.resize_(self._end)
         self._live.copy_(self._copied)
 
 
 class Tensors:
-    """The tensors that were reached. `copy` may refuse; `put_back` can be called again and again."""
+    """The tensors that were reached. `copy` may refuse; `put_back` can be called repeatedly."""
 
     def __init__(self, tensors: Iterable[TensorPlace]) -> None:
         self.could_not: list[str] = []
@@ -105,7 +105,7 @@ class Tensors:
         self._gpus = {p.gpu for p in self._pieces if p.gpu is not None}
 
     def copy(self) -> None:
-        """Remember all values, once the GPUs in use have computed them. Raises TooLarge and DeviceLost."""
+        """Save all values, after the GPUs in use have computed them. Raises TooLarge and DeviceLost."""
         import torch
 
         gpus.synchronize(self._gpus)
@@ -122,7 +122,7 @@ class Tensors:
         gpus.synchronize(self._gpus)  # the code may use another stream
 
     def put_back(self) -> list[str]:
-        """Put all back; says what could not be. Waits for the GPUs in use. Raises DeviceLost."""
+        """Restore all values; returns what could not be restored. Waits for the GPUs in use. Raises DeviceLost."""
         import torch
 
         gpus.synchronize(self._gpus)
@@ -135,7 +135,7 @@ class Tensors:
 
 
 def undo_form(tensor: torch.Tensor) -> Undo:
-    """All of a tensor but its values: the memory it looks at and how, whether it requires a gradient, which it has."""
+    """Everything of a tensor except its values: storage, layout, `requires_grad`, and the gradient object."""
     alias, view = tensor.detach(), _view_of(tensor)
     is_leaf, requires_grad = tensor.is_leaf, tensor.requires_grad
     gradient = tensor.grad if is_leaf else None
@@ -161,7 +161,7 @@ def _view_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _obstacle(tensor: torch.Tensor) -> str | None:
-    """Why its values cannot be copied byte by byte; None where they can."""
+    """Why the values cannot be copied byte by byte; None if they can."""
     import torch
     from torch.nn.parameter import is_lazy
 
@@ -180,7 +180,7 @@ def _obstacle(tensor: torch.Tensor) -> str | None:
 
 
 def _divided(tensors: list[TensorPlace]) -> tuple[list[TensorPlace], list[TensorPlace]]:
-    """Those to be copied; those of the user's that are only compared."""
+    """The tensors to copy, and the user's tensors that are only checked for changes."""
     weights = {one.tensor.shape for one in tensors if one.training and one.tensor.requires_grad}
     copied, others, small_bytes = [], [], 0
     for one in tensors:
@@ -199,7 +199,7 @@ def _divided(tensors: list[TensorPlace]) -> tuple[list[TensorPlace], list[Tensor
 
 
 def _pieces(tensors: list[torch.Tensor]) -> list[Piece]:
-    """The memory these tensors look at, none of it twice."""
+    """The memory of these tensors, without overlaps."""
     storages: dict[int, torch.UntypedStorage] = {}
     spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for tensor in tensors:
@@ -211,7 +211,7 @@ def _pieces(tensors: list[torch.Tensor]) -> list[Piece]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte and end in its storage; what lies between its elements is part of it."""
+    """First byte and end of a tensor in its storage, gaps between its elements included."""
     if not tensor.numel():
         return 0, 0
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,12 +1,12 @@
-"""Everything changeable that a cell's code can reach from its names: what a state has to remember.
+"""Finds everything mutable that a cell's code can reach from its names: the state to save.
 
-Followed are containers, attributes of the instances that are put back, bound methods, closures, defaults, and of
-functions and classes that the user wrote the globals they use. Not entered are modules, arrays, and containers of more
-than LARGE elements, of which only the length is compared. Nothing of the user's is called.
+The walk follows containers, attributes of restorable instances, bound methods, closures, defaults, and the globals that
+the user's functions and classes use. It does not enter modules, arrays, and containers of more than LARGE elements, of
+which only the length is compared. It calls no user code.
 
-An object that stands for something outside of Python (an open file, a thread, a window) must not be turned back: the
-thing itself would not follow. So only three sorts are put back: what torch trains with, by its base class; objects of
-the libraries that people train with; and objects of classes that the user wrote.
+An object that represents something outside Python (an open file, a thread, a window) must not be restored: the outside
+would not follow. So only three sorts of objects are restored: torch's training objects, by base class; objects of
+training libraries; and objects of the user's classes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from gpulab.snapshot.containers import (
 from gpulab.snapshot.tensors import TensorPlace
 from gpulab.user_code import TRAINING_LIBRARIES, global_names, is_users_class, is_users_code
 
-LARGE = 10_000  # elements; a dataset's list of files, not a training's list of parameters
-LONG = 1_000  # elements: followed after all that is shorter
+LARGE = 10_000  # elements: like a dataset's list of files, unlike a list of parameters
+LONG = 1_000  # elements: followed after all shorter containers
 MOST = 200_000  # objects
 
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
@@ -57,21 +57,21 @@ class Sort(Struct, frozen=True):
     users: bool  # a class that the user wrote
     has_users_names: bool  # its attributes are what the user would call them
     module: bool
-    trainer: bool  # each tensor of it is state
+    trainer: bool  # all its tensors are training state
     loader: bool
 
 
 class Reachable:
-    """What a walk from the roots has reached, by how it is put back."""
+    """The objects that a walk from the roots has reached, grouped by the way they are restored."""
 
     def __init__(self) -> None:
-        self.undos: list[tuple[ObjectPath, Undo]] = []  # of all but tensors
+        self.undos: list[tuple[ObjectPath, Undo]] = []  # for everything except tensors
         self.tensors: dict[int, TensorPlace] = {}
         self.lengths: list[ChangeDetector] = []  # of large containers
         self.iterators: list[ChangeDetector] = []
-        self.loaders: list[tuple[Any, Any, ObjectPath]] = []  # with the persistent iterator each had
-        self.cut = False  # there was more than MOST
-        self._visited: dict[int, object] = {}  # holds the objects, so that no id returns
+        self.loaders: list[tuple[Any, Any, ObjectPath]] = []  # with the former persistent iterator of each
+        self.cut = False  # there were more than MOST objects
+        self._visited: dict[int, object] = {}  # keeps the objects alive, so that no id is reused
         self._names: set[tuple[int, str]] = set()
         self._classes: set[type] = set()
         self._sorts: dict[type, Sort] = {}
@@ -79,13 +79,13 @@ class Reachable:
         self._far: deque[tuple[Any, ObjectPath, bool]] = deque()
 
     def follow(self, roots: Iterable[tuple[Any, ObjectPath]]) -> None:
-        """Go through everything that these objects lead to."""
+        """Visit everything reachable from these objects."""
         self._enter(roots)
         while self._near or self._far:
             self._visit(*(self._near or self._far).popleft())
 
     def _enter(self, things: Iterable[tuple[Any, ObjectPath]], training: bool = False, owner: Any = ()) -> None:
-        """Visit these later; the elements of a long `owner` after all others."""
+        """Queue these objects; the elements of a long `owner` come after all others."""
         queue = self._far if len(owner) > LONG and not training else self._near
         queue.extend((x, place, training) for x, place in things if type(x) not in SCALARS and x is not ABSENT)
 
@@ -192,7 +192,7 @@ class Reachable:
                 self._enter([(variable.value, ObjectPath(name))])
 
     def _class(self, kind: type) -> None:
-        """The globals that methods use. Of the class itself nothing is put back."""
+        """Follow the globals that methods use. The class itself is not restored."""
         if kind in self._classes or not self._sort(kind).users:
             return
         self._classes.add(kind)
@@ -234,7 +234,7 @@ DATA = ("utils.data.Dataset", "utils.data.Sampler")
 
 
 def sort_of(kind: type) -> Sort:
-    """Decides what is put back: the border of what a state covers."""
+    """Classifies a type: decides what a snapshot covers."""
     home, package = str(kind.__module__), _package(kind)
     users, plain = is_users_class(kind), f"{home}.{kind.__qualname__}" in PLAIN
     module, trainer, loader, data = (_is_torchs(kind, bases) for bases in (MODULES, TRAINERS, LOADERS, DATA))
@@ -252,7 +252,7 @@ def sort_of(kind: type) -> Sort:
 
 
 def _is_torchs(kind: type, bases: tuple[str, ...]) -> bool:
-    """Whether it derives from one of these classes of torch; no while torch is not imported."""
+    """Whether the type derives from one of these torch classes; False while torch is not imported."""
     torch = imported_torch()
     return torch is not None and any(issubclass(kind, attrgetter(base)(torch)) for base in bases)
 

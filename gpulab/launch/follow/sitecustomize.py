@@ -1,8 +1,8 @@
-"""Run by Python before a script that a recorded script has started: a rank among them becomes a recorded one.
+"""Run by Python in every child of a recorded script, before the child's own code: a child that is a rank is recorded.
 
 Lightning's `ddp`, and torchrun called by a script, start their ranks as `python script.py` or `python -m module` with
-variables in the environment. Such a process starts anew as `gpulab record script.py`. Everything else is left as it is,
-and a `sitecustomize` of the user's own still runs.
+variables in the environment. Such a process restarts as `gpulab record script.py`. Other processes are unchanged, and a
+`sitecustomize` of the user's own still runs.
 """
 
 import os
@@ -29,20 +29,20 @@ def _follow() -> None:
     if record_options and is_rank and (is_script or is_module) and _has_gpulab():
         command = [sys.executable, *options, "-m", "gpulab", "record", *record_options.split("\n"), *words]
         os.execv(sys.executable, command)
-    if record_options:  # no rank: its own children may be some
+    if record_options:  # this process is no rank, but its children may be
         os.environ["GPULAB_FOLLOW"] = record_options
         os.environ["PYTHONPATH"] = os.pathsep.join([here, *rest])
 
 
 def _has_gpulab() -> bool:
-    """It may be the Python of another environment."""
+    """Whether gpulab is installed: this may be the Python of another environment."""
     import importlib.util
 
     return importlib.util.find_spec("gpulab") is not None
 
 
 def _users_own() -> None:
-    """What Python would have run without this file."""
+    """Run the `sitecustomize` that Python would have run without this file."""
     import importlib.machinery
     import importlib.util
 
