@@ -18,7 +18,7 @@ from gpulab.prediction.prediction import NOTHING, PriorEvidence
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 
-_MOST = 0.5  # ours, of the profiled time
+_MOST = 0.5  # ours, share of the profiled time
 _APART = 2.0  # ours, in either direction
 FAULT = "A fault of gpulab's own: please report it"
 
@@ -28,7 +28,7 @@ def diagnose(
 ) -> Diagnosis:
     """All findings of a run, the costliest first; at least one, if only `healthy` or `cannot_tell`.
 
-    For each finding the gain of its cure is predicted, which bounds what it can give back (`predict_cures`).
+    For each finding the gain of its cure is predicted, which bounds what it can save (`predict_cures`).
     """
     context = RuleContext(facts, thresholds)
     if any(isinstance(_answer(kind, context), Finding) for kind in kinds() if kind.role == "context"):
@@ -43,7 +43,7 @@ def diagnose(
             context, [*said, *(with_predictions(facts, later, context.step_us, evidence) if predict_cures else later)]
         )
     account = facts.breakdown
-    if account is not None and account.start_up_ns >= _MOST * account.wall_ns:  # the rest of it is no usual step
+    if account is not None and account.start_up_ns >= _MOST * account.wall_ns:  # the rest is not a usual step
         ranked = tuple(sorted(ranked, key=lambda f: f.once_us is None))[: 1 if account.whole_window else None]
     return Diagnosis(
         findings=ranked,
@@ -59,7 +59,7 @@ def diagnose(
 
 
 def _alarm(facts: Facts, first: Finding) -> str:
-    """A warning where traced steps take another time than the others. The first finding's cure is the next step."""
+    """A warning if traced steps take a different time from the others. The first finding's cure is the next step."""
     ratio = facts.profiled_over_unprofiled
     if ratio is None or 1 / _APART < ratio < _APART:
         return ""
@@ -70,13 +70,13 @@ def _alarm(facts: Facts, first: Finding) -> str:
 
 
 def _measured_beside(findings: Sequence[Finding]) -> str:
-    """What else was going on, where it is not the first finding itself."""
+    """What else happened during the run, unless it is the first finding itself."""
     beside = [f.summary for f in findings[1:] if kind_of(f.key).role == "context"]
     return " ".join([*beside, "Shares are of this process's own time."]) if beside else ""
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """How to record a trace that names lines, where this one has no Python stacks."""
+    """How to record a trace that names lines, if this one has no Python stacks."""
     run = context.facts.run
     if run.source != "trace" or run.timeline is None or kind_of(findings[0].key).is_verdict:
         return ()
@@ -86,7 +86,7 @@ def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[s
 
 
 def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Finding]:
-    """Pauses that matter only once the first cause is cured: they come after it."""
+    """The findings, with pauses that matter only once the first cause is cured: they come after it."""
     first, total = findings[0], total_us(context, findings)
     cured_us = first.cost_us
     if not total or cured_us < context.thresholds.idle_notice * total:
@@ -103,7 +103,7 @@ def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Findi
 
 
 def _answer(kind: FindingKind, context: RuleContext) -> Finding | Undetermined | None:
-    """What the rule of that kind answers. An error in it is reported, and does not lose the report."""
+    """The answer of the kind's rule. An error in the rule is reported and does not lose the report."""
     if kind.rule is None:
         return None
     try:
@@ -115,14 +115,14 @@ def _answer(kind: FindingKind, context: RuleContext) -> Finding | Undetermined |
     return replace(answer, lesson=kind_of(answer.key).lesson)
 
 
-NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can tell (2 %)
-HARDLY_LESS = 0.9  # ours, of the finding's own bound: no word about so small a difference
+NOTHING_GAINED = 0.99  # ours, share of the current time: half of what a comparison can resolve (2 %)
+HARDLY_LESS = 0.9  # ours, share of the finding's own bound: a smaller difference is not mentioned
 
 
 def with_predictions(
     facts: Facts, findings: Sequence[Finding], step_us: float | None, evidence: PriorEvidence
 ) -> list[Finding]:
-    """The findings with the prediction of their settings, or of leaving out what they are about."""
+    """The findings with the predicted effect of their settings, or of leaving out their time."""
     predictor = Predictor(facts, evidence)
     predicted: list[Finding] = []
     for finding in findings:
@@ -140,14 +140,14 @@ def with_predictions(
 
 
 def _bounded(finding: Finding, step_us: float | None) -> Finding:
-    """The finding with at most the best predicted gain: time that other work hides cannot be gained.
+    """The finding with at most the best predicted gain: time that other work hides cannot be saved.
 
-    Time that the training waits for data stays what it is: workers are but one of its cures.
+    The wait for data is not reduced, because workers are only one of its cures.
     """
     prediction, own = finding.prediction, finding.recoverable_us_per_step
     if "data_wait" in finding.parts:
         return _without_useless_setting(finding)
-    if any(part.startswith(BETWEEN) for part in finding.parts):  # measured, and no part of the step that is predicted
+    if any(part.startswith(BETWEEN) for part in finding.parts):  # measured, and not part of the predicted step
         return finding
     if prediction is None or prediction.interval is None or not own or not step_us or not finding.settings:
         return finding
@@ -163,7 +163,7 @@ def _bounded(finding: Finding, step_us: float | None) -> Finding:
 
 
 def _without_useless_setting(finding: Finding) -> Finding:
-    """The finding without a setting that is predicted to gain nothing, or to be slower for certain."""
+    """The finding without a setting that is predicted to gain nothing or to be decidedly slower."""
     prediction = finding.prediction
     if prediction is None or prediction.ratio is None or prediction.interval is None:
         return finding

@@ -13,22 +13,22 @@ from gpulab.diagnosis.catalogue import kind_of, title_for
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding, RuleContext
 from gpulab.formatting import capitalized, factor, percent, sentence
 
-# What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
-# that faster kernels would save is a bound from peak figures, which programs reach half of at best
-# (definitions.md, "Hardware table").
+# Weights of upper bounds when findings are ranked. Ours: measured idle time can be saved in full, the time that faster
+# kernels would save is a bound from peak figures, which programs reach half of at best (definitions.md, "Hardware
+# table").
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
 
-_LEAST = 0.15  # ours, of a step: healthy trainings have as much, by bytes, that no cure brings
-_ALL = 0.99  # ours: of its own time; what is missing then is rounding, not another finding's
-_LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
+_LEAST = 0.15  # ours, share of a step: healthy trainings have as much, by bytes, that no cure saves
+_ALL = 0.99  # ours, share of its own time: the rest is rounding, not a claim of another finding
+_LARGEST_GAIN = 10  # ours: a larger gain depends on a rest that is too uncertain
 
 
 def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings worth telling, the first to cure first; at least one.
+    """The findings to report, in the order in which to cure them; at least one.
 
-    `findings` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What is
-    below the silence goes, and what hardly matters cannot take the headline from a healthy run. What else was going on
-    comes after the causes, and claims no time beside them.
+    `findings` holds at most one finding per key, and `healthy` or `cannot_tell` if there is no other. Findings below
+    the silence are dropped, and a minor finding cannot take the headline from a healthy run. Context findings come
+    after the causes and claim no time.
     """
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
     beside = [f for f in findings if kind_of(f.key).role == "context"]
@@ -47,7 +47,7 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
 
 
 def _leading(context: RuleContext, costly: Sequence[Finding], verdicts: Sequence[Finding]) -> list[Finding]:
-    """Those that stand before the verdict, and before the others: all of them where the first may."""
+    """The findings that precede the verdict and the others: all costly findings if the first one may lead."""
     if _leads(context, costly[0], verdicts):
         return list(costly)
     leading = [f for f in costly if _leads(context, f, verdicts)]
@@ -56,8 +56,8 @@ def _leading(context: RuleContext, costly: Sequence[Finding], verdicts: Sequence
 
 
 def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) -> bool:
-    """Whether it may stand before the verdict: not a small cost beside more that is unknown, nor what faster kernels
-    save a little of where a CPU computes.
+    """Whether the finding may precede the verdict: not if its cost is small and more time is unknown, nor if faster
+    kernels would save only a little on a CPU.
     """
     if finding.cost_us >= _LEAST * (context.step_us):
         return True
@@ -67,18 +67,18 @@ def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) 
 
 
 def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:
-    """The typical step and what the findings claim beside it, spread over the steps."""
+    """The typical step plus what the findings claim outside it, spread over the steps, in µs."""
     between_us = sum(_claimed_between(f) for f in findings)
     return max(context.step_us + between_us, context.whole_us) if context.step_us else None
 
 
 def _is_hint(finding: Finding) -> bool:
-    """Worth a line, but neither its time nor that it costs anything is known."""
+    """Whether the finding is only a hint: neither its time nor any cost is known."""
     return finding.recoverable_us_per_step is None and finding.confidence == "possible"
 
 
 def _without_symptoms(findings: list[Finding]) -> list[Finding]:
-    """A symptom goes where its cause is measured: its time is the cause's, and the cause names it in its sentence."""
+    """The findings without symptoms of a measured cause, which has their time and names them in its sentence."""
     symptoms = {key for f in findings if f.recoverable_us_per_step for key in kind_of(f.key).explains}
     return [f for f in findings if f.key not in symptoms]
 
@@ -87,7 +87,7 @@ def _without_symptoms(findings: list[Finding]) -> list[Finding]:
 
 
 class _Budget(Struct):
-    """What is left of each part of the step (µs), and what was claimed within a part and by whom."""
+    """The unclaimed time of each part of the step (µs), and the claims within a part by finding."""
 
     remaining: dict[str, float]
     within: dict[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Budget(Struct):
     step_remaining_us: float = 0.0
 
     def available(self, finding: Finding) -> float | None:
-        """Of what the finding would give back, what nobody stronger has claimed."""
+        """The part of the finding's time that no stronger finding has claimed."""
         own = finding.recoverable_us_per_step
         if own is None or not finding.parts:
             return own if own is None else min(own, self.step_remaining_us)
@@ -107,7 +107,7 @@ class _Budget(Struct):
         return between + max(0.0, min(inside - same, room))
 
     def take(self, finding: Finding) -> Finding:
-        """The finding with its available time, which is then gone."""
+        """The finding with its available time, which is thereby claimed."""
         claim_us, own = self.available(finding), finding.recoverable_us_per_step
         others = dict.fromkeys(k for p in finding.parts for k in self.takers.get(_base(p), ()))
         shares = tuple(others) if claim_us is not None and own is not None and claim_us < _ALL * own else ()
@@ -116,7 +116,8 @@ class _Budget(Struct):
         return replace(finding, recoverable_us_per_step=claim_us, shares_with=shares)
 
     def _spend(self, finding: Finding, time_us: float) -> None:
-        """First from the parts that are wholly its own, then from what is meant within others; each in proportion."""
+        """Claim time first from the parts that the finding claims whole, then from pieces of other parts; each in
+        proportion."""
         self.step_remaining_us -= time_us
         inside = [p for p in finding.parts if _base(p) != BETWEEN]
         own = dict.fromkeys(p for p in inside if "/" not in p)
@@ -136,14 +137,15 @@ class _Budget(Struct):
 
 
 def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
-    """By the time that each can still give back, as far as that is sure; none before what it depends on."""
+    """The findings by the time that each can still save, weighted by certainty; none before a finding that it depends
+    on."""
     step, waiting, done = context.step_us, list(findings), []
     floor = context.thresholds.silence * (total_us(context, findings) or 0.0)
     budget = _Budget(
         {part: context.part_us(part) for part in PARTS} if context.facts.breakdown is not None else {}, {}, {}
     )
     budget.step_remaining_us = step
-    if context.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
+    if context.facts.breakdown is None:  # no accounting: only the step itself bounds the gain
         budget.remaining = dict.fromkeys(PARTS, step)
     while waiting:
         keys = {f.key for f in waiting}
@@ -162,7 +164,7 @@ def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
 
 
 def _claimed_between(finding: Finding) -> float:
-    """Of its time what lies beside the typical step: all of it where no part of the step is named."""
+    """The part of the finding's time outside the typical step: all if it names no part of the step."""
     own = finding.cost_us
     if not any(_base(p) == BETWEEN for p in finding.parts):
         return 0.0
@@ -177,7 +179,7 @@ def _base(part: str) -> str:
 
 
 def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
-    """Each finding says what is next once it and all before it are cured, and the most that would bring."""
+    """Each finding names the next one once it and all before it are cured, and the most that the next would save."""
     remaining = total_us(context, ranked)
     if remaining is None:
         return ranked
@@ -203,7 +205,7 @@ def _after(context: RuleContext, remaining_us: float, following: Finding | None)
 
 
 class Headline(Struct, frozen=True):
-    """`sentence` is for a person who knows none of our words; `evidence` is the figure; `key` names the cause.
+    """`sentence` is for a reader who does not know gpulab's terms; `evidence` is the figure; `key` names the cause.
 
     `level`: "bad" (a clear bottleneck), "notice", "good" (nothing to report), "unknown" (cannot tell).
     """
@@ -215,8 +217,8 @@ class Headline(Struct, frozen=True):
 
 
 def headline(diagnosis: Diagnosis, before: str = "") -> Headline:
-    """How the run ended where that was early, `before` (what a setting brought), and the first finding: its sentence,
-    and the first figure of its evidence; then the alarm. Of few steps no share is told.
+    """The headline: how the run ended if early, `before` (the effect of a setting), the sentence of the first finding
+    with its first figure, and the alarm. With few steps, no shares are shown.
     """
     finding = diagnosis.first
     said, evidence = summary(finding, diagnosis), [e.words for e in figures(finding, diagnosis)[:1]]
@@ -225,12 +227,12 @@ def headline(diagnosis: Diagnosis, before: str = "") -> Headline:
 
 
 def figures(finding: Finding, diagnosis: Diagnosis) -> tuple[Evidence, ...]:
-    """The evidence that a reader is told: of few steps none with a share."""
+    """The evidence to show: with few steps, none with a share."""
     return tuple(e for e in finding.evidence if diagnosis.few_steps is None or "%" not in e.words)
 
 
 def summary(finding: Finding, diagnosis: Diagnosis) -> str:
-    """The sentence of a finding: of few steps without a share."""
+    """The sentence of a finding: with few steps, without a share."""
     if diagnosis.few_steps is None or "%" not in finding.summary:
         return finding.summary
     few, kind = too_few(diagnosis.few_steps), kind_of(finding.key)

@@ -1,4 +1,4 @@
-"""The verdict where no cause was found: all is well, or what is missing to tell. It is always one of the two."""
+"""The verdict if no cause was found: either all is well, or what is missing for a conclusion."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpulab.diagnosis.own_code import leading_part, with_part
 from gpulab.formatting import capitalized, duration, percent, plural, size
 from gpulab.intervals import measure
 
-_UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
+_UNUSED = 0.3  # ours, share of a step: time in operators without CPU time that needs an explanation
 _FEW_SAMPLES = 2  # ours: so small a batch is seldom meant for speed
-_MOST = 0.5  # ours: a part that has less of some time does not explain it
+_MOST = 0.5  # ours: a part with a smaller share of some time does not explain it
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
-    """No conclusion can be drawn; and what is missing for one."""
+    """No conclusion can be drawn, and why."""
     missing = next(filter(None, (reason(context) for reason in _REASONS)), None)
     if missing is not None:
         return missing
@@ -46,7 +46,7 @@ def healthy(context: RuleContext) -> Finding | None:
 
 
 def all_is_well(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
-    """Nothing holds training back."""
+    """The finding that nothing limits the training."""
     return Finding("healthy", summary, evidence, None, "measured", level="good")
 
 
@@ -92,7 +92,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
             else "Mark steps with gpulab.step(), or profile from the first line with --whole",
         )
     if account.busy_fraction is not None:
-        return None  # what the GPU waited for can be told without steps
+        return None  # the GPU's waits are known without steps
     busiest = max(account.share, key=lambda p: account.share[p])
     return cannot_tell_because(
         f"No {context.facts.step_name} was found: this is the whole {'trace' if loaded else 'run'}, {wall}, as one.",
@@ -181,11 +181,11 @@ def _unexplained(context: RuleContext) -> Finding | None:
 def _without_cores(context: RuleContext) -> Finding | None:
     """The step is longer than the computing in it, and what it waits for is not known."""
     cores, loss = context.facts.cores, core_loss(context)
-    if cores is None or context.on_gpu or context.own is not None:  # whose doing it is, is told
+    if cores is None or context.on_gpu or context.own is not None:  # its cause is reported
         return None
     by_others = cores.others_cores is None or cores.others_cores >= LEAST_OTHERS * (cores.cores or 1)
     waits = loss is not None and loss.total_us >= context.thresholds.core_wait_notice * context.step_us
-    if loss is not None and waits and by_others:  # else its own threads take turns
+    if loss is not None and waits and by_others:  # otherwise its own threads take turns
         return cannot_tell_because(
             f"No free CPU core for {duration(loss.total_us)} of {context.whole}; which program had them is unknown.",
             "Run it longer, or look at top while it runs",
@@ -250,11 +250,11 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _damaged,
     _not_profiled,
 )
-_OF_ALL = (_without_cores, _unexplained, _inside_replays, _many_small_causes, _tiny_batch)  # of whole steps
+_OF_ALL = (_without_cores, _unexplained, _inside_replays, _many_small_causes, _tiny_batch)  # about whole steps
 
 
 def cannot_tell_because(summary: str, evidence: str, level: Level = "unknown", parts: tuple[str, ...] = ()) -> Finding:
-    """No conclusion, and what is missing for one."""
+    """The finding that no conclusion can be drawn, and what is missing for one."""
     return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", parts=parts, level=level)
 
 

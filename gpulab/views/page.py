@@ -1,4 +1,4 @@
-"""Pages and outputs of a notebook, made from templates, which escape every text; no network is asked for anything."""
+"""HTML pages and notebook outputs from templates, which escape every text and need no network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = Markup()
 
 @cache
 def static(name: str) -> Markup:
-    """A style sheet or a script of `views/static`, as it is."""
+    """A style sheet or a script of `views/static`, unchanged."""
     return Markup((_FOLDER / "static" / name).read_text(encoding="utf-8"))
 
 
@@ -48,18 +48,18 @@ def _environment() -> Environment:
 
 
 def _printable(value: object) -> object:
-    """What a template writes: a text has no control character; markup stays as it is."""
+    """A value as a template writes it: text without control characters, markup unchanged."""
     return plain(value) if type(value) is str else value
 
 
 def _indented(text: str) -> Markup:
-    """With spaces before it that HTML keeps."""
+    """The text with leading spaces that HTML keeps."""
     bare = text.lstrip(" ")
     return Markup("&nbsp;") * (len(text) - len(bare)) + Markup.escape(plain(bare))
 
 
 def render(template: str, **values: object) -> Markup:
-    """A template of `views/templates` with these values; every text is escaped, and has no control character."""
+    """A template of `views/templates` with these values; every text is escaped and stripped of control characters."""
     return Markup(_environment().get_template(template).render(values))
 
 
@@ -72,9 +72,9 @@ def macros(template: str) -> Any:
 def page(
     opening: str, headline: Headline, sections: Sequence[Section], picture: Markup, timeline: Markup = NOTHING
 ) -> str:
-    """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`.
+    """A self-contained page: no requests, picture included, light and dark; its only script is that of `timeline`.
 
-    Headline, picture and what leads come first; every other section is folded, with its result beside its title.
+    Headline, picture and leading sections come first; every other section is folded, with its result next to its title.
     """
     groups = _groups(sections, picture)
     groups["opened"].sort(key=lambda section: not section.lead)
@@ -83,24 +83,24 @@ def page(
 
 
 def fragment(headline: Headline, sections: Sequence[Section], picture: Markup = NOTHING, *, full: bool = False) -> str:
-    """The first screen for a notebook's output, with all else folded below it; where `full`, nothing is folded.
+    """The first screen for a notebook's output, with all else folded below it; if `full`, nothing is folded.
 
-    Inline styles only, and no colour of text: what notebooks keep of an output they do not trust, in any theme. The one
-    style sheet is for narrow places.
+    Only inline styles and no text colour, because notebooks keep these in untrusted outputs and they suit any theme.
+    The only style sheet is for narrow places.
     """
     groups = _groups(sections, picture)
     return str(render("fragment.html", headline=headline, picture=picture, full=full, **groups))
 
 
 def script_policy() -> str:
-    """The source expression that lets a Content-Security-Policy run the timeline's script and no other."""
-    import hashlib  # with OpenSSL
+    """The source expression with which a Content-Security-Policy allows only the timeline's script."""
+    import hashlib  # loads OpenSSL
 
     return f"'sha256-{base64.b64encode(hashlib.sha256(static('timeline.js').encode()).digest()).decode('ascii')}'"
 
 
 def _groups(sections: Sequence[Section], picture: Markup) -> dict[str, list[Section]]:
-    """What the first screen shows, what is folded with its result, and what is about the measurement."""
+    """The sections of the first screen, the folded sections, and the sections about the measurement."""
     groups: dict[str, list[Section]] = {"opened": [], "folded": [], "asides": []}
     for section in sections:
         if section.text_only:
