@@ -1,1 +1,1 @@
-"""What a user calls: one function each, behind `import gpulab`, the magics and the command line."""
+"""The functions that users call, by `import gpulab`, the magics and the command line."""

@@ -46,21 +46,21 @@ from gpulab.views.report.ranks import RankedReport
 from gpulab.views.widgets import in_notebook
 from gpulab.views.wording import cut
 
-EVERY_S = 1.0  # the ranks write as often
-SHARED_S = 30.0  # until a shared folder shows what another machine has written
+EVERY_S = 1.0  # the ranks write at the same rate
+SHARED_S = 30.0  # until a shared folder shows another machine's files
 CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
-STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
-LOST_TOUCH_S = 10.0  # ours: within it the other ranks notice that one was killed
+STORED_S = 2.0  # after the last process has ended: its run is on disk by then
+LOST_TOUCH_S = 10.0  # chosen by gpulab: in this time the other ranks notice that one was killed
 _LAST_WORDS = 5  # lines
 _WIDEST_CAUSE = 160  # characters
 _STOPPED = "Interrupted: what the ranks measured so far is above."
-_OF_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK")  # the notebook itself is in one
+_OF_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK")  # set if the notebook is in a job
 
 
 class RankedCell(Struct, frozen=True):
-    """A cell that is ready to run in so many ranks.
+    """A cell that is ready to run in several ranks.
 
-    `text` is the cell, `setup` what it reads of the notebook; `options` are those of `gpulab record`. Without an
+    `text`: the cell; `setup`: the source of what it reads from the notebook; `options`: for `gpulab record`. Without an
     `allocation` on a cluster the ranks run on this machine.
     """
 
@@ -84,7 +84,7 @@ class RankedCell(Struct, frozen=True):
         full: bool = False,
         allocation: Allocation | None = None,
     ) -> RankedCell:
-        """Raises UsageError where the cell reads what cannot come along, or the ranks do not fit the nodes."""
+        """Raises UsageError if the cell reads objects that cannot be transferred, or the ranks do not fit the nodes."""
         if allocation is not None:
             _ = allocation.of_each_node, allocation.words
         if (own := own_ranks(text, sure=True)) is not None:
@@ -92,10 +92,10 @@ class RankedCell(Struct, frozen=True):
         return cls(text, notebook_source(tree, namespace, cells), ranks, options, full, allocation)
 
     def run(self) -> Ranks:
-        """Run the cell, pass on what the ranks print, and show the report. Returns the runs.
+        """Run the cell, show the ranks' output and the report. Returns the runs.
 
         An interrupt asks all ranks to end at their next step, a second one ends them at once; then Interrupted is
-        raised. Raises UsageError where no rank came as far as a run, RankError below the report where one has failed.
+        raised. Raises UsageError if no rank recorded a run, and RankError, after the report, if a rank failed.
         """
         is_live = not self.options.get("no_live") and in_notebook()
         follower = Follower(_LiveRanks if is_live else None)
@@ -109,13 +109,13 @@ class RankedCell(Struct, frozen=True):
             keep_only(str(only), report, Store())
         if follower.interrupted:
             raise Interrupted(_STOPPED)
-        status = follower.status if isinstance(follower.status, int) else 0  # a cluster's word tells of the job
+        status = follower.status if isinstance(follower.status, int) else 0  # Slurm's word is about the job
         if failure := failure_words(ranks, status=status):
             raise RankError(failure)
         return ranks
 
     def record(self, *, quiet: bool) -> Ranks:
-        """Run the cell without a report; `quiet`: without what the ranks print. Raises as `run` does."""
+        """Run the cell without a report; `quiet`: without the ranks' output. Raises as `run`."""
         follower = Follower(None, quiet=quiet)
         ranks = self._record(follower)
         if follower.interrupted:
@@ -131,11 +131,11 @@ class RankedCell(Struct, frozen=True):
     def begin(
         self, own_id: str, folder: Path, more: Mapping[str, object] | None = None, tasks: int = 1
     ) -> tuple[str, Processes]:
-        """The job's id, and its processes, whose files are in `folder`. `more` are options of `gpulab record`.
+        """Start the job. Returns its id and its processes. `folder`: for its files; `more`: options of `gpulab record`.
 
-        On a cluster it is an array of so many `tasks`.
+        On a cluster it is an array of `tasks` jobs.
 
-        Raises UsageError where a cluster does not take it.
+        Raises UsageError if the cluster rejects it.
         """
         (folder / CELL).write_text(self.text, encoding="utf-8")
         (folder / NOTEBOOK).write_text(self.setup, encoding="utf-8")
@@ -158,7 +158,7 @@ class RankedCell(Struct, frozen=True):
 
     @contextmanager
     def folder(self, own_id: str, follower: Follower) -> Iterator[Path]:
-        """A folder for the cell and what it reads, removed afterwards; a cluster's nodes must see it."""
+        """A folder for the cell and its sources, removed afterwards; a cluster's nodes must see it."""
         if self.allocation is None:
             with temporary_folder("gpulab-ranks-") as folder:
                 yield folder
@@ -168,9 +168,9 @@ class RankedCell(Struct, frozen=True):
         try:
             yield folder
         finally:
-            if not follower.may_go_on:  # else the job may still begin
+            if not follower.may_go_on:  # otherwise the job may still begin
                 shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # another job's is there
+            with suppress(OSError):  # it contains another job's folder
                 folder.parent.rmdir()
 
     def _runs(self, follower: Follower) -> Ranks:
@@ -183,7 +183,7 @@ class RankedCell(Struct, frozen=True):
             raise UsageError(f"No rank recorded a run. {self.ending_words(follower)}") from None
 
     def ending_words(self, follower: Follower) -> str:
-        """How a job without a result ended, in the words of the launcher or of Slurm."""
+        """How a job without a result ended, in the launcher's or Slurm's words."""
         own = "\n".join(follower.own_words[-_LAST_WORDS:]) if not follower.said else ""
         if self.allocation is None:
             why = f"PyTorch's launcher ended with {follower.status}."
@@ -196,10 +196,10 @@ class RankedCell(Struct, frozen=True):
 
 
 def failure_words(ranks: Ranks, code: str = "cell", status: int = 0) -> str:
-    """Which rank failed first, as far as the runs tell, and which after it; empty where none did.
+    """The rank that failed first, as far as the runs show, and the ranks that failed later; empty if none failed.
 
-    A rank that was killed comes before those that failed within `LOST_TOUCH_S`: they wait for it until then, and its
-    run ends with what was last written. `status` is the launcher's: where it is not 0, a rank without a run is named.
+    A killed rank comes before ranks that failed within `LOST_TOUCH_S` after its last record, because they were waiting
+    for it. `status`: the launcher's exit status; if it is not 0, a rank without a run is named.
     """
     ends = {rank: run for rank, run in ranks.runs.items() if run.outcome == "failed" or _was_killed(run)}
     order = sorted(ends, key=lambda rank: _end_s(ends[rank]) - (LOST_TOUCH_S if _was_killed(ends[rank]) else 0.0))
@@ -219,7 +219,7 @@ def _was_killed(run: Run) -> bool:
 
 
 def _end_s(run: Run) -> float:
-    """By this machine's clock, to a second."""
+    """The end of the run by this machine's clock, to a second."""
     return datetime.fromisoformat(run.created).timestamp() + run.wall_ns / 1e9
 
 
@@ -242,12 +242,12 @@ class Processes(Protocol):
 
 
 class JobView(Protocol):
-    """A view of a job that goes on, refreshed every so many seconds."""
+    """A view of a running job, refreshed at a fixed interval."""
 
     every_s: float
 
     def refresh(self, elapsed_s: float) -> None:
-        """Show what is new."""
+        """Show the news."""
 
 
 class _LiveRanks:
@@ -269,7 +269,7 @@ class Follower:
     """Follows a job to its end: passes on its output, refreshes its view and reacts to interrupts."""
 
     def __init__(self, new_view: Callable[[str, Processes], JobView] | None, *, quiet: bool = False) -> None:
-        """`new_view` makes the view of a job, from its id. `quiet`: what the ranks print is not handed on."""
+        """`new_view` creates the view of a job, from its id. `quiet`: the ranks' output is not shown."""
         self._new_view = new_view
         self._quiet = quiet
         self._processes: Processes | None = None
@@ -277,8 +277,8 @@ class Follower:
         self.job_id = ""
         self.status: int | str = ""  # the exit status, or a cluster's word for it
         self.interrupted = False
-        self.said = False  # some rank has printed something: what went wrong is among it
-        self.own_words: list[str] = []  # the launcher's
+        self.said = False  # some rank has printed something, probably the error
+        self.own_words: list[str] = []  # the launcher's own output
 
     @property
     def may_go_on(self) -> bool:
@@ -290,7 +290,7 @@ class Follower:
         with on_interrupt(self.stop):
             self.job_id, self._processes = begin()
             try:
-                if self.interrupted:  # before there was anything to stop
+                if self.interrupted:  # before there were processes to stop
                     self._processes.stop()
                 self.view = self._new_view(self.job_id, self._processes) if self._new_view is not None else None
                 began_s = due_s = time.monotonic()
@@ -299,9 +299,9 @@ class Follower:
                         self._hand_on(line)
                     if self.view is not None and (now_s := time.monotonic()) >= due_s:
                         due_s = now_s + self.view.every_s
-                        with suppress(Exception):  # a view that fails must not cost the user the run
+                        with suppress(Exception):  # a failing view must not cost the user the run
                             self.view.refresh(now_s - began_s)
-            except KeyboardInterrupt:  # who interrupts again after a while is not kept waiting
+            except KeyboardInterrupt:  # a repeated interrupt ends the wait
                 self.interrupted = True
             finally:
                 self._processes.kill()
@@ -327,19 +327,19 @@ class Follower:
 
 def _environment(ranks: int) -> dict[str, str]:
     own = {n: v for n, v in os.environ.items() if n not in OF_THE_KERNEL and not n.startswith(_OF_A_JOB)}
-    place = str(default_root().parent)  # also where the cell changes the current folder
+    place = str(default_root().parent)  # absolute, because the cell may change the current folder
     return {**own, **threads_of_each(ranks), "PYTHONPATH": _own_modules(), "GPULAB_DIR": place}
 
 
 def _own_modules() -> str:
-    """Where this notebook finds modules, but for the folders that any Python of this installation searches."""
+    """The folders in which this notebook finds modules, except the standard ones of this Python installation."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths = (path for path in dict.fromkeys(import_path()) if path not in standard)
     return os.pathsep.join(path for path in paths if not path.endswith((".zip", "lib-dynload")))
 
 
 def _show(report: RankedReport, live: LiveRanksOutput | None, *, full: bool) -> None:
-    """The report, in the place of the live view where there is one."""
+    """Show the report, in place of the live view if there is one."""
     if not in_notebook():
         sys.stdout.write(report.text(full=full) + "\n")
         return

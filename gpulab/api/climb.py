@@ -1,4 +1,4 @@
-"""What a user calls to climb: `%gpulab climb` and `gpulab.climb` try settings one by one and keep what helps."""
+"""`%gpulab climb` and `gpulab.climb`: try settings one by one and keep those that help."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def climb(
     save: bool = True,
     show: bool = True,
 ) -> Climbed:
-    """Try settings one by one in interleaved blocks and keep each that helps; give the record and the edit.
+    """Try settings one by one in interleaved blocks and keep each that helps; returns the record and the edit.
 
-    `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
-    the cell that was profiled last. At most `rungs` settings are tried, within about `budget_s` seconds. `steps`
-    counted steps make a block, `pairs` of blocks a comparison. `without` are settings to leave alone; `allow` those
-    that may change the training: batch_size and accumulate are tried only so. Raises UsageError before anything runs;
-    what the baseline raises passes.
+    `code`: a function without arguments, the text of a cell with the names of `namespace`, or None for the cell
+    profiled last. At most `rungs` settings are tried, within about `budget_s` seconds. `steps`: counted steps of a
+    block; `pairs`: pairs of blocks of a comparison. `without`: settings to leave alone; `allow`: settings that may
+    change the training (batch_size and accumulate are tried only if allowed). Raises UsageError before anything runs;
+    exceptions of the baseline propagate.
     """
     bounds = Bounds(
         budget_s=budget_s,
@@ -64,7 +64,7 @@ def climb(
 
 
 def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
-    """Climb within the bounds, remember and show what came of it. What ended it early is raised after that."""
+    """Climb within the bounds, store and show the result. An error that ended it early is raised after that."""
     climber = climber_of(code, bounds)
     with Climbing(climber.stop, show=show) as climbing:
         climber.tell, climber.tick, climber.on_attempt = climbing.tell, climbing.tick, climbing.show_ladder
@@ -86,7 +86,7 @@ def climber_of(code: Code, bounds: Bounds) -> Climber:
 
 
 def climb_last(options: argparse.Namespace) -> None:
-    """Do `%gpulab climb`. Raises UsageError in one line, and what the cell raises."""
+    """Do `%gpulab climb`. Raises UsageError in one line, and exceptions of the cell."""
     bounds = bounds_of(options)
     conduct(code_of(None), bounds)
 
@@ -106,14 +106,14 @@ def bounds_of(options: argparse.Namespace) -> Bounds:
 
 
 def check(bounds: Bounds) -> None:
-    """Refuse bounds that cannot work. Raises UsageError naming the option, or a wrong threshold of the user's."""
+    """Raise UsageError for bounds that cannot work, naming the option, or for an invalid threshold of the user."""
     for option, lowest in _LEAST.items():
         check_whole_number(f"--{option}", getattr(bounds, option), lowest)
     check_seconds("--budget", bounds.budget_s)
     both = sorted(bounds.without & bounds.allow)
     if both:
         raise UsageError(f"--without and --allow both name {both[0]}: drop one.")
-    thresholds_of()  # the user's own may be wrong
+    thresholds_of()  # raises if the user's file is invalid
 
 
 def _diagnosed(figures: Facts) -> Diagnosis:

@@ -26,15 +26,15 @@ from gpulab.thresholds import DEFAULT, Thresholds
 
 
 def thresholds_of(changes: Mapping[str, float] | None = None) -> Thresholds:
-    """The user's thresholds: those of the `[thresholds]` table in gpulab.toml, with `changes` applied.
+    """The user's thresholds: the `[thresholds]` table in gpulab.toml, with `changes` applied.
 
-    Raises UsageError for a file that cannot be read, a name that is none, and figures that contradict each other.
+    Raises UsageError for a file that cannot be read, an unknown name, and figures that contradict each other.
     """
     return DEFAULT.changed({**configured("thresholds"), **(changes or {})})
 
 
 def thresholds_or_default() -> tuple[Thresholds, tuple[str, ...]]:
-    """The thresholds for a report. Where the file is broken, the default ones and a sentence that says so."""
+    """The thresholds for a report. If the file is invalid, the defaults and a sentence that says so."""
     try:
         return thresholds_of(), ()
     except UsageError as e:
@@ -47,16 +47,16 @@ def learned_here(figures: Facts) -> PriorEvidence:
 
 
 def diagnosis_for_report(figures: Facts, learned: PriorEvidence = NOTHING) -> Diagnosis:
-    """The diagnosis of a run. Never raises for the user's own files."""
+    """The diagnosis of a run. Never raises because of the user's files."""
     thresholds, notes = thresholds_or_default()
     diagnosis = diagnose(figures, thresholds, learned)
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
 class DiagnosedJob(Struct, frozen=True):
-    """The figures of each rank, their comparison, the diagnosis of each, and that of the job as a whole.
+    """The figures and the diagnosis of each rank, the comparison of ranks, and the diagnosis of the whole job.
 
-    Nothing is predicted for a single rank: the time that it saves, it may wait for the others.
+    Nothing is predicted for a single rank: it may spend the saved time waiting for the others.
     """
 
     facts: Mapping[int, Facts]
@@ -111,11 +111,11 @@ def summarize(figures: Facts, diagnosis: Diagnosis) -> RunSummary:
 
 
 def idle_fraction(figures: Facts) -> tuple[float | None, str]:
-    """Share of the time in which the run's GPUs did nothing, and how it is known; see `RunSummary`."""
+    """The share of time in which the run's GPUs were idle, and its source; see `RunSummary`."""
     if figures.run.device.kind != "cuda":
         return None, ""
     devices = figures.trace.devices if figures.trace is not None else ()
-    if devices:  # without what starting up took, which no later step has
+    if devices:  # start-up excluded, since later steps have none
         return sum(shares_on(figures, device).idle for device in devices) / len(devices), "trace"
     curve = next((c for c in figures.curves if c.name == "gpu_utilization_pct" and math.isfinite(c.mean)), None)
     return (1 - min(100.0, curve.mean) / 100, "curve") if curve is not None else (None, "")

@@ -1,4 +1,4 @@
-"""What a user calls to compare settings of the same code, or to measure what a perfect DataLoader would bring."""
+"""`gpulab.experiment` compares settings of the same code; `gpulab.headspace` measures the gain of a perfect loader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_CELL = (
 
 experiments: list[Compared] = []
 headspaces: list[HeadspaceReport] = []
-_text_since: dict[str, str] = {}  # by the last run of the cell: its text since an edit was applied
+_text_since: dict[str, str] = {}  # the cell's text after an applied edit, by the id of its last run
 
 
 def experiment(
@@ -53,14 +53,13 @@ def experiment(
     save: bool = True,
     show: bool = True,
 ) -> Compared:
-    """Compare the same code with settings changed against the baseline: the code as it is.
+    """Compare the same code under changed settings with the baseline, the code as it is.
 
-    `code` is a function without arguments or the text of a cell, whose names are then those of `namespace`; without one
-    those of the notebook, or none at all where there is no notebook. `knobs`
-    gives each knob or variable a value, or a list of values for a sweep; several lists make a grid. `steps` counted
-    steps make a block, `pairs` of blocks a comparison, within `budget_s` seconds in all (None: 60, and 30 more for each
-    further setting), after which the result so far stands. Raises UsageError before anything runs; what the
-    baseline raises passes.
+    `code`: a function without arguments, or the text of a cell with the names of `namespace`; without a namespace, of
+    the notebook, or no names at all without a notebook. `knobs`: for each knob or variable a value, or a list of values
+    for a sweep; several lists make a grid. `steps`: counted steps of a block; `pairs`: pairs of blocks of a comparison;
+    `budget_s`: seconds in all (None: 60, and 30 more for each further setting), after which the result so far counts.
+    Raises UsageError before anything runs; exceptions of the baseline propagate.
     """
     plan = Plan(
         arms=arms_of(knobs), block_steps=steps, pairs=pairs, budget_s=budget_s, seeds=seeds, name=name, save=save
@@ -69,9 +68,9 @@ def experiment(
 
 
 def code_of(code: Callable[[], object] | str | Code | None, namespace: dict[str, Any] | None = None) -> Code:
-    """The code that a user means; None: the cell profiled last. Raises UsageError where there is none.
+    """The code that the argument denotes; None: the cell profiled last. Raises UsageError if there is none.
 
-    A text has these names, else those of the notebook; where there is no notebook, none.
+    A text uses `namespace`, else the names of the notebook; without a notebook, no names.
     """
     if code is None:
         run, text = _last_profiled()
@@ -82,12 +81,12 @@ def code_of(code: Callable[[], object] | str | Code | None, namespace: dict[str,
 
 
 def main_names() -> dict[str, Any] | None:
-    """The names of the main module where there is no notebook; else None."""
+    """The names of the main module if there is no notebook; else None."""
     return None if cells.shell() is not None else vars(sys.modules["__main__"])
 
 
 def edited(code: Code, text: str) -> Code:
-    """The code of a cell whose text changed to this."""
+    """The code of a cell after its text has changed to `text`."""
     with suppress(UsageError):
         run, before = _last_profiled()
         if before == code.text:
@@ -116,7 +115,7 @@ def _text_code(text: str, namespace: dict[str, Any] | None, source: Literal["cel
 
 
 def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:
-    """All combinations of the values given. Raises UsageError for an unknown value or an empty list."""
+    """All combinations of the values. Raises UsageError for an unknown value or an empty list."""
     from gpulab.knobs.catalogue import parsed_value
 
     lists: list[list[tuple[str, Plain]]] = []
@@ -129,7 +128,7 @@ def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:
 
 
 def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None = None, full: bool = False) -> Compared:
-    """Run the plan, remember and show what came of it. What ended it early is raised after that."""
+    """Run the plan, store and show the result. An error that ended it early is raised after that."""
     check(code, plan)
     runner = Runner(code, plan, done=run_before(code, plan), step_s=last_step_s(code))
     arms = plan.arms if plan.interleaved else ()
@@ -151,7 +150,7 @@ def finish(
     show: bool,
     full: bool = False,
 ) -> None:
-    """Show the result, where anything was measured; then raise what ended it early, if something did."""
+    """Show the result, if anything was measured; then raise the error that ended it early, if any."""
     if error is not None and not measured:  # the error says it all
         progress.clear()
     else:
@@ -173,7 +172,7 @@ def ending(error: BaseException, *, has_result: bool) -> BaseException:
 
 
 def run_before(code: Code, plan: Plan) -> list[tuple[Arm, FullRun]]:
-    """The baseline, where its last such run in this process has a trace and read the same objects."""
+    """The baseline's last run in this process, if it has a trace and read the same objects; else empty."""
     from gpulab.api.runs import runs
 
     observation = observation_of(code)
@@ -187,7 +186,7 @@ def run_before(code: Code, plan: Plan) -> list[tuple[Arm, FullRun]]:
 
 
 def last_step_s(code: Code) -> float | None:
-    """The step of this code when it last ran in this process; None where it did not."""
+    """The step of this code in its last run in this process, in s; None without such a run."""
     from gpulab.api.runs import runs
 
     latest = next((run for run in reversed(runs.own) if run.code == code.text and len(run.steps)), None)
@@ -195,7 +194,7 @@ def last_step_s(code: Code) -> float | None:
 
 
 def remember_experiment(result: Comparison | Experiment) -> Compared:
-    """Append the result to `gpulab.experiments`; the reports of its runs then quote it."""
+    """Append the result to `gpulab.experiments`; the reports of its runs will quote it."""
     compared = Compared(result)
     experiments.append(compared)
     for comparison in compared.comparisons:
@@ -205,7 +204,7 @@ def remember_experiment(result: Comparison | Experiment) -> Compared:
 
 
 def remember_speed(run_id: str, speed: Speed | None) -> None:
-    """Let the report of this run quote the speed of its settings, where blocks were interleaved."""
+    """Let the report of this run quote the speed of its settings, if blocks were interleaved."""
     from gpulab.api.reading import speeds
 
     if run_id and speed is not None and speed.pairs:
@@ -230,12 +229,11 @@ def headspace(
     pairs: int | None = None,
     show: bool = True,
 ) -> HeadspaceReport:
-    """The speedup that a perfect DataLoader would give a cell, and what its data costs each step.
+    """The speedup that a perfect DataLoader would give a cell, and the cost of its data per step.
 
-    `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
-    the cell that was profiled last. `steps` counted steps make a block, `pairs` of blocks are compared, within
-    `budget_s` seconds in all. Raises UsageError where the cell takes no data from a DataLoader; what the baseline
-    raises passes.
+    `code`: a function without arguments, the text of a cell with the names of `namespace`, or None for the cell
+    profiled last. `steps`: counted steps of a block; `pairs`: pairs of blocks to compare; `budget_s`: seconds in all.
+    Raises UsageError if the cell takes no data from a DataLoader; exceptions of the baseline propagate.
     """
     if budget_s is not None:
         check_seconds("--budget", budget_s)
@@ -253,5 +251,5 @@ def headspace(
 
 
 def headspace_last(options: argparse.Namespace) -> None:
-    """Do `%gpulab headspace`. Raises UsageError in one line, and what the cell raises."""
+    """Do `%gpulab headspace`. Raises UsageError in one line, and exceptions of the cell."""
     headspace(budget_s=options.budget, steps=options.steps, pairs=options.pairs)

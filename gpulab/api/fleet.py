@@ -1,4 +1,4 @@
-"""`gpulab fleet`: which jobs waste GPUs, of the runs in any folders, for a person or for cron."""
+"""`gpulab fleet`: which jobs among the runs of some folders waste GPUs, for a person or for cron."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def fleet(
 ) -> FleetView:
     """Which jobs waste GPUs, the worst first: `.jobs`, `.text()`, `.html()`, `.json()`.
 
-    A folder has runs in it or below it; without one, the runs of this folder. `cpu`: a job without a GPU counts, too,
-    with the CPU as its device. Raises StoreError for a folder that cannot be read or has no runs, UsageError for
-    conditions that cannot be.
+    `folders` have runs in or below them; without any, the runs of the current folder. `cpu`: jobs without a GPU count,
+    too, with the CPU as their device. Raises StoreError for a folder that cannot be read or has no runs, UsageError for
+    impossible conditions.
     """
     first, end = _period(since, day)
     roots, unreadable = _roots(folders)
@@ -64,7 +64,7 @@ def fleet(
 
 
 def _period(since: str | datetime | timedelta, day: str) -> tuple[datetime | None, datetime | None]:
-    """From when on, and until when; None: no limit. Raises UsageError."""
+    """The beginning and the end of the period; None: no limit. Raises UsageError."""
     if since and day:
         raise UsageError("--since and --day cannot be combined: drop one.")
     if not day:
@@ -77,7 +77,7 @@ def _period(since: str | datetime | timedelta, day: str) -> tuple[datetime | Non
 
 
 def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
-    """The stores in the folders, and the folders without one. Raises StoreError where there is no store at all."""
+    """The stores in the folders, and the folders without one. Raises StoreError if there is no store at all."""
     if not folders:
         return [default_root()], []
     roots: dict[Path, None] = {}
@@ -101,7 +101,7 @@ def show_fleet(options: argparse.Namespace) -> Answer:
     if options.alert is not None:
         view = _offenders(view, options.alert)
     sentences = []
-    if options.export is not None:  # also without an offender: the file would be yesterday's
+    if options.export is not None:  # even without an offender, or an old file would stay
         jobs = (*view.fleet.jobs, *view.fleet.unmeasured)
         rows = [{**asdict(job), "runs": " ".join(job.runs)} for job in jobs]
         write_table(options.export, rows, COLUMNS)
@@ -140,7 +140,7 @@ def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[
 
 
 def _summarized(folder: Path) -> RunSummary:
-    """Compute the summary of a run and store it for the next time. Raises StoreError where the run cannot be read."""
+    """Compute the summary of a run and store it for the next time. Raises StoreError if the run cannot be read."""
     figures = facts(read(folder))
     summary = summarize(figures, diagnosis_for_report(figures))
     keep_summary(folder, summary)

@@ -1,7 +1,7 @@
 """The report of a distributed job, and `--only-ranks`: which ranks keep their trace.
 
-All ranks are profiled in the same steps: a rank that is profiled alone would be the slow one. The report uses all
-traces; then those of the other ranks are dropped, which keep their steps and curves.
+All ranks are profiled in the same steps: a rank profiled alone would become the slow one. The report uses all traces;
+then the traces of ranks that are not selected are dropped; their steps and curves stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def job_report(ranks: Ranks, store: Store) -> RankedReport:
 
 
 def last_job_report(name: str) -> RankedReport | None:
-    """The report of the last job whose id begins with `name`; None where no rank is stored."""
+    """The report of the last job whose id begins with `name`; None if no rank is stored."""
     store = Store()
     try:
         jobs = [entry.job for entry in store.list() if entry.job is not None and entry.job.id.startswith(name)]
@@ -45,14 +45,14 @@ def may_keep(only: str | None, job: Job | None) -> bool:
 
 
 def rank_selection(only: str, world_size: int, slowest: int | None) -> frozenset[int]:
-    """The ranks that `--only-ranks` selects; `slowest` is the one for which the others wait."""
+    """The ranks that `--only-ranks` selects; `slowest`: the rank for which the others wait."""
     numbers = {LAST: world_size - 1, SLOWEST: slowest}
     candidates = (numbers[word] if word in numbers else int(word) for word in only.split(","))
     return frozenset(rank for rank in candidates if rank is not None)
 
 
 def keep_only(only: str, view: RankedReport, store: Store) -> None:
-    """Drop the traces of all other ranks of a job, and say so. Its report must exist already."""
+    """Drop the traces of the other ranks of a job, and print that. The report must exist already."""
     runs, slowest = view.ranks.runs, _slowest(view)
     keepers = rank_selection(only, view.ranks.world_size or len(runs), slowest)
     words = " ".join(view.headline.sentence.split())
@@ -69,7 +69,7 @@ def keep_only(only: str, view: RankedReport, store: Store) -> None:
 
 
 def _slowest(view: RankedReport) -> int | None:
-    """The rank for which the others wait, else the one that waits least, else the one with the longest step."""
+    """The rank for which the others wait; else the rank that waits least; else the rank with the longest step."""
     if view.comparison.straggler is not None:
         return view.comparison.straggler
     waits = {r.rank: r.waiting_us for r in view.comparison.ranks if r.waiting_us is not None}

@@ -27,7 +27,7 @@ from gpulab.views.live_ranks import RankRow
 from gpulab.views.view import Answer
 
 EVERY_S, LOG_EVERY_S = 1.0, 10.0  # at a terminal, and in a file
-LATEST_STEPS = 50  # of which the figures are
+LATEST_STEPS = 50  # the figures cover these steps
 _MOST_ROWS = 256
 
 
@@ -53,7 +53,7 @@ class _LiveRank:
         self.arrivals = Arrived(*np.empty((3, 0), np.int64))
 
     def poll(self, header: Run, job: Job) -> None:
-        """Read what is new. Raises OSError and ValueError where nothing can be read."""
+        """Read new records. Raises OSError and ValueError if nothing can be read."""
         self._tail.read()
         silence_s = max(0.0, time.time() - self._file.stat().st_mtime)
         start_ns, end_ns, wait_ns, _ = self._finder.rows_since(max(0, len(self._finder) - LATEST_STEPS)).T
@@ -73,7 +73,7 @@ class _LiveRank:
         )
 
     def _busy(self, header: Run) -> tuple[str, float] | None:
-        """The share of the device in its last seconds, and which device that is."""
+        """The recent utilization of the device, and its name."""
         readings = self._tail.rows(READINGS)
         for name, label in (("gpu_utilization_pct", "GPU"), ("cpu_pct", "CPU")):
             for number, series in enumerate(header.samples.series):
@@ -85,16 +85,16 @@ class _LiveRank:
 
 
 class LiveJob:
-    """The ranks of one job, from their folders; each `poll` reads what is new."""
+    """The ranks of one job, from their folders; each `poll` reads new records."""
 
     def __init__(self, root: Path, job_id: str) -> None:
         self._root, self._job_id = root, job_id
         self._ranks: dict[Path, _LiveRank] = {}
 
     def poll(self) -> tuple[list[RankRow], int | None]:
-        """All ranks that have reported, by number, and which of them holds up the others.
+        """All ranks that have reported, by number, and the rank that holds up the others.
 
-        Of a rank that has begun again, the later one.
+        If a rank has restarted, its later run counts.
         """
         present = set(self._root.glob(f"{RUNNING_PREFIX}*"))
         for path in present:
@@ -124,12 +124,12 @@ def _header(folder: Path) -> Run | None:
 
 
 def watch(options: argparse.Namespace, sleep: Callable[[float], None] = time.sleep) -> Answer:
-    """Do `gpulab watch`: show a job's ranks until all have ended; without a job the one that began last.
+    """Do `gpulab watch`: show a job's ranks until all have ended; by default the job that began last.
 
-    Ctrl-C ends it, and not the job. Raises StoreError where no such job runs.
+    Ctrl-C ends the view, not the job. Raises StoreError if no such job is running.
     """
     store = Store(options.store)
-    store.finish_killed()  # what has no process any more does not run
+    store.finish_killed()  # runs without a process are over
     running = running_jobs(store.root)
     key = options.job or next(reversed(running), "")
     job_id = next((job for job, number in running.items() if key and key in (job, number)), None)
@@ -159,7 +159,7 @@ class _Screen:
         self._height = 0
 
     def show(self, text: str) -> None:
-        if self.renews:  # a line that wraps would take the place of two
+        if self.renews:  # a wrapped line would occupy two rows
             width = shutil.get_terminal_size().columns - 1
             text = "\n".join(line[:width] for line in text.split("\n"))
         back = f"\x1b[{self._height}F\x1b[J" if self.renews and self._height else ""

@@ -35,10 +35,10 @@ def scoreboard() -> ScoreboardView:
 
 
 def predict(run: Run | str | None = None, settings: Mapping[str, object] | None = None) -> Predicted:
-    """The speedup that settings should give a run, before they are tried; None: all that its findings name.
+    """The expected speedup of settings before they are tried; None: all settings that the run's findings name.
 
-    `run` may be the name or id of a run; without it, the latest one of the baseline. Raises UsageError for a name or
-    value that is no setting's, and where there is no run; StoreError where none has that name.
+    `run`: a run, its name or its id; None: the latest run of the baseline. Raises UsageError for an unknown setting or
+    value, and if there is no run; StoreError if no run has that name.
     """
     if not isinstance(run, Run):
         run = _latest() if run is None else runs[run]
@@ -56,7 +56,7 @@ def predict(run: Run | str | None = None, settings: Mapping[str, object] | None 
 
 
 def predict_last(options: argparse.Namespace) -> Answer:
-    """Do `%gpulab predict`: of the last run of the baseline. Raises UsageError."""
+    """Do `%gpulab predict` for the last run of the baseline. Raises UsageError."""
     run = _latest()
     values = parse_settings([" ".join(options.settings)], lambda name: False) if options.settings else None
     return Answer(predict(run, values))
@@ -70,7 +70,7 @@ def show_scoreboard() -> Answer:
 def _latest() -> Run:
     """The last run of a baseline: the speedup of a setting is relative to a run without settings.
 
-    Where every run of this process has settings, the last one. Raises UsageError without any run.
+    If every run of this process has settings, the last run. Raises UsageError without any run.
     """
     if not len(runs):
         raise UsageError(NO_RUN)
@@ -79,7 +79,7 @@ def _latest() -> Run:
 
 
 def _doubt(diagnosis: Diagnosis) -> str:
-    """Why predictions from this run may be wrong; empty where there is no known reason."""
+    """Why predictions from this run may be wrong; empty if no reason is known."""
     shared = diagnosis.of("cpu_shared")
     if shared is None:
         return ""
@@ -109,13 +109,13 @@ _NUMBERS = ("predictions", "median error", "off by")
 
 
 class ScoreboardView(Struct, frozen=True):
-    """To display: the accuracy of predictions per setting and device, and the latest ones one by one."""
+    """A view of the accuracy of predictions per setting and device, and of the latest predictions one by one."""
 
     board: Board
 
     @property
     def records(self) -> Sequence[Record]:
-        """All of them, the oldest first."""
+        """All records, the oldest first."""
         return self.board.records
 
     @property
@@ -132,7 +132,7 @@ class ScoreboardView(Struct, frozen=True):
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in board.records:
             groups.setdefault((record.knob, record.device), []).append(record)
-        several = len({device for _, device in groups}) > 1  # a prediction's interval knows the errors of its own only
+        several = len({device for _, device in groups}) > 1  # an interval uses only errors of its own device
         knobs = [
             (*_knob(knob, records), *([cut(plain(device), WIDEST)] if several else []))
             for (knob, device), records in sorted(groups.items())

@@ -92,7 +92,7 @@ class profile:
         self._capture: Capture | None = None
         self._stage: Stage | None = None
         self._follows = ExitStack()
-        self._ranks = ""  # how the id of a job begins that the code starts itself
+        self._ranks = ""  # beginning of the id of a job that the code itself starts
 
     @property
     def run(self) -> Run:
@@ -103,7 +103,7 @@ class profile:
 
     @property
     def path(self) -> Path | None:
-        """The folder of the stored run; None where it is not on disk."""
+        """The folder of the stored run; None if it is not on disk."""
         return self._path
 
     @property
@@ -115,7 +115,7 @@ class profile:
         return self._report
 
     def start(self) -> None:
-        """Begin now, before the `with`. Raises UsageError for a device that is not there, or after it has run."""
+        """Begin now, before the `with`. Raises UsageError for a missing device, or after it has run."""
         if self._run is not None:
             raise UsageError("This gpulab.profile has run already: make a new one for each block.")
         if self._capture is not None:
@@ -124,7 +124,7 @@ class profile:
         monitor: Monitor | None = self._stage.monitor if self._stage is not None else None
         if monitor is None and self.settings.live and not in_notebook():
             job = current_job()
-            if not self._progress_of or job is None or job.rank == 0:  # of several ranks one speaks
+            if not self._progress_of or job is None or job.rank == 0:  # only rank 0 prints
                 monitor = run_lines_or_none(self._progress_of)
         keep = self._keep_terminated if self.settings.save else None
         capture = Capture(self.settings, self._source, self._code, monitor, keep)
@@ -132,7 +132,7 @@ class profile:
             capture.start()
         except UsageError:
             raise
-        except BaseException:  # an interrupt while torch is imported, say: leave nothing behind
+        except BaseException:  # such as an interrupt while torch is imported: clean up
             with suppress(Exception):
                 capture.finish("failed")
             capture.close()
@@ -154,7 +154,7 @@ class profile:
         try:
             if not self._capture.terminated:
                 self._end(outcome, detail)
-        except Exception as e:  # a fault of ours: it must not take the place of the user's own exception
+        except Exception as e:  # a fault of gpulab must not hide the user's own exception
             sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
         if error is not None:
             hide_gpulabs_frames(error)
@@ -178,7 +178,7 @@ class profile:
             self._capture.close()
 
     def _keep_terminated(self, run: Run, write_trace: WriteTrace | None) -> None:
-        """Store and show the run in the middle of the user's code, because the process is asked to end."""
+        """Store and show the run in the middle of the user's code, because the process was told to terminate."""
         try:
             self._take(run, write_trace)
             self._when_terminated()
@@ -202,7 +202,7 @@ class profile:
         return self._capture.started_processes if self._capture is not None else 0
 
     def _add_trace(self, path: Path, write_trace: WriteTrace) -> None:
-        """Add the profiler's trace, after the report: writing it takes longer than all the rest."""
+        """Add the profiler's trace after the report, because writing it takes longest."""
         try:
             run = Store().add_trace(path, self.run, write_trace)
         except StoreError as e:
@@ -215,7 +215,7 @@ class profile:
                 sys.stderr.write(f"gpulab: the profiler's trace is not beside the run ({run.missing[-1].reason})\n")
 
     def _save(self) -> Path | None:
-        """Write the run to the store; where that fails, remember why: the report says it."""
+        """Write the run to the store; if that fails, keep the reason for the report."""
         if not self.settings.save:
             self._unsaved = "Saving was switched off."
             return None
@@ -226,7 +226,7 @@ class profile:
             return None
 
     def _present(self) -> None:
-        """Show the report. A view that fails loses neither the run nor the user's own exception."""
+        """Show the report. A failing view loses neither the run nor the user's own exception."""
         assert self._stage is not None
         try:
             ranks = last_job_report(self._ranks) if self._ranks and has_no_step(self.run) else None
@@ -241,7 +241,7 @@ class profile:
 
 
 def _unfollowed(run: Run, started: int) -> tuple[Missing, ...]:
-    """A note on processes that code without a step of its own has started, which cannot be followed."""
+    """A note on processes started by code that itself had no step: they cannot be recorded."""
     if not started or not has_no_step(run):
         return ()
     own = own_ranks(run.code)
@@ -286,7 +286,7 @@ def _in_words(error: BaseException) -> str:
 
 @contextmanager
 def followed(settings: Settings, *, silent: bool) -> Iterator[str]:
-    """Inside, ranks are recorded with these settings. Yields the beginning of their job's id. `silent`: no report."""
+    """Inside, ranks are recorded with these settings. Yields the beginning of the job's id. `silent`: no report."""
     words = {name: getattr(settings, name) for name in ("name", "steps", "warmup", "trace_steps", "device", "whole")}
     words |= {"no_trace": not settings.trace, "no_save": not settings.save, "no_live": True, "silent": silent}
     name = f"{platform.node()}-{new_id()}"

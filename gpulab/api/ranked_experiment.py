@@ -1,6 +1,6 @@
-"""`%%gpuprofile --ab … --ranks N`: the baseline and other settings in turn in the same processes, as one result.
+"""`%%gpuprofile --ab … --ranks N`: the baseline and other settings, interleaved in the same processes, as one result.
 
-`%%gpuprofile --sweep ranks=1,2,4`: the cell in so many ranks, one number after the other in several rounds.
+`%%gpuprofile --sweep ranks=1,2,4`: the cell with each number of ranks in turn, in several rounds.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ PLAN = "plan.msgpack"
 
 
 class RankedExperiment(Struct, frozen=True):
-    """An experiment that is ready to run in so many ranks."""
+    """An experiment that is ready to run in several ranks."""
 
     cell: RankedCell
     plan: Plan
     full: bool = False
 
     def run(self) -> Compared:
-        """Run and show it. Raises UsageError where nothing was measured, Interrupted after one who stopped it."""
+        """Run and show it. Raises UsageError if nothing was measured, Interrupted after an interrupt."""
         own_id = f"cell-{new_id()}"
         follower = Follower(lambda _, processes: _RankedProgress(folder, self._tasks, processes, progressing))
         with self.cell.folder(own_id, follower) as folder, Stoppable(follower.stop, HINT) as progressing:
@@ -99,7 +99,7 @@ class RankedExperiment(Struct, frozen=True):
 
 
 class _RankedProgress:
-    """Where the experiment stands, from what its first rank has written."""
+    """The progress of the experiment, from the file that its first rank writes."""
 
     every_s = EVERY_S / 4
 
@@ -126,7 +126,7 @@ def _read(file: Path) -> Progress | None:
         return None
 
 
-# One rank of an experiment: it runs the cell under all settings together with the others; the first one reports.
+# Code of one rank: it runs the cell under all settings in step with the other ranks; the first rank reports.
 
 
 runs_users_code(__file__)
@@ -142,7 +142,7 @@ def places(folder: Path, task: int | None) -> tuple[Path, Path, Path]:
 
 
 def run_experiment(options: argparse.Namespace, code: Code) -> int:
-    """Run the plan of `options.plan`; write what came of it beside the plan. Returns the exit status."""
+    """Run the plan in `options.plan`; write the result next to the plan. Returns the exit status."""
     plan = msgspec.msgpack.decode(options.plan.read_bytes(), type=Plan)
     task = os.environ.get(ARRAY_TASK, "")
     number = int(task) if task.isdecimal() else None
@@ -168,7 +168,7 @@ def run_experiment(options: argparse.Namespace, code: Code) -> int:
 
 
 def file_code(text: str, namespace: dict[str, Any], file: str, source: Literal["cell", "script"] = "cell") -> Code:
-    """A cell or a script under the file name by which its lines are to be shown. A clean `sys.exit` is its end."""
+    """A cell or a script, with the file name to show for its lines. A clean `sys.exit` ends it."""
 
     def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:
         try:
@@ -181,10 +181,10 @@ def file_code(text: str, namespace: dict[str, Any], file: str, source: Literal["
 
 
 def _writer(file: Path) -> Callable[[Progress], None]:
-    """A listener that writes the progress to this file, without fsync: it runs beside the user's code."""
+    """A listener that writes the progress to this file, without fsync, because it runs next to the user's code."""
 
     def write(progress: Progress) -> None:
-        with suppress(StoreError):  # who cannot be shown how far it is gets the result all the same
+        with suppress(StoreError):  # without progress the user still gets the result
             write_whole(file, msgspec.json.encode(progress))
 
     return write
@@ -192,7 +192,7 @@ def _writer(file: Path) -> Callable[[Progress], None]:
 
 @contextmanager
 def _terminated(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM ends the experiment before its next run: the ranks have to agree on that."""
+    """Inside, SIGTERM ends the experiment before its next run, because the ranks must agree on the end."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop()
@@ -209,7 +209,7 @@ NAME = "ranks"  # in --sweep
 
 
 class RanksSweep(Struct, frozen=True):
-    """A cell, and in how many ranks it is to run. `rounds` and `budget_s`: None where gpulab chooses."""
+    """A cell, and the numbers of ranks to run it with. `rounds` and `budget_s`: None: gpulab chooses."""
 
     cell: RankedCell
     counts: tuple[int, ...]
@@ -223,7 +223,7 @@ class RanksSweep(Struct, frozen=True):
         return DEFAULT_BUDGET_S + FURTHER_BUDGET_S * len(self.counts) if self.budget_s is None else self.budget_s
 
     def run(self) -> ScalingView:
-        """Run and show it. Raises UsageError where a number of ranks cannot run, Interrupted after one who stopped."""
+        """Run and show it. Raises UsageError if a number of ranks cannot run, Interrupted after an interrupt."""
         times: dict[int, list[float]] = {count: [] for count in self.counts}
         rounds, began_s, stopped = self.rounds or ROUNDS, time.monotonic(), False
         numbers = random.Random()  # of its own: the user's numbers stay where they are
@@ -263,7 +263,7 @@ class RanksSweep(Struct, frozen=True):
 
 
 def _step_us(ranks: Ranks) -> float:
-    """The median step of the slowest rank. Raises UsageError where no step was counted."""
+    """The median step of the slowest rank. Raises UsageError if no step was counted."""
     steps = [figures.step_us for figures in map(facts, ranks.runs.values()) if figures.step_us is not None]
     if not steps:
         raise UsageError(f"No step counts in {len(ranks.runs)} ranks: run more steps, or mark them with gpulab.step().")
@@ -271,7 +271,7 @@ def _step_us(ranks: Ranks) -> float:
 
 
 def counts_of(words: Sequence[str]) -> tuple[int, ...] | None:
-    """The numbers of ranks, of `--sweep ranks=1,2,4`; None where no such sweep is asked for. Raises UsageError."""
+    """The numbers of ranks in `--sweep ranks=1,2,4`; None if there is no such sweep. Raises UsageError."""
     lists = [word.partition("=")[2] for word in words if word.partition("=")[0].strip() == NAME]
     if not lists:
         return None

@@ -1,6 +1,6 @@
-"""`gpulab.report`, `diagnose`, `compare` and `load`: they read runs, stored ones and traces.
+"""`gpulab.report`, `diagnose`, `compare` and `load`: they read runs, stored runs and traces.
 
-Nothing here makes a run, so neither capture nor knobs are imported.
+Nothing here records a run, so neither capture nor knobs are imported.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
 
 
 def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:
-    """What holds a run back, the costliest first: `.findings`, each with its evidence, cure and predicted gain.
+    """What slows a run down, the costliest first: `.findings`, each with its evidence, cure and predicted gain.
 
-    A run is a `Run`, the `Ranks` of a job, a name or id in the store, or the path of a trace or of a folder of traces.
-    `thresholds` are set over those of the `[thresholds]` table in gpulab.toml. Raises UsageError for thresholds that
-    are none or contradict each other, StoreError or TraceError for a run that cannot be read.
+    `run`: a `Run`, the `Ranks` of a job, a name or id in the store, or the path of a trace or of a folder of traces.
+    `thresholds` override the `[thresholds]` table in gpulab.toml. Raises UsageError for thresholds that are unknown or
+    contradict each other, StoreError or TraceError for a run that cannot be read.
     """
     limits = thresholds_of(thresholds)
     opened = open_run(run) if isinstance(run, str | Path) else run
@@ -73,14 +73,14 @@ def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | No
 
 
 def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None) -> Compared:
-    """The runs after the first against the first: what differs, and whether that is more than noise.
+    """Each later run against the first: what differs, and whether the difference is more than noise.
 
     A run is a `Run`, its name or id in the store, or the path of a trace or of a folder of traces. Runs made one after
-    the other are weaker evidence than blocks in turn, and the result says so. `price_per_hour` of the machine adds what
-    a million samples cost. Raises UsageError for fewer than two or one and itself, StoreError or TraceError for one
-    that cannot be read.
+    the other are weaker evidence than interleaved blocks, and the result says so. `price_per_hour` of the machine adds
+    the cost of a million samples. Raises UsageError for fewer than two runs or a run against itself, StoreError or
+    TraceError for a run that cannot be read.
     """
-    from gpulab.tuning.compare.blocks import compare_runs  # with the knobs: a report does without
+    from gpulab.tuning.compare.blocks import compare_runs  # imports the knobs, which a report does not need
     from gpulab.views.comparison import Compared
 
     opened = [open_run(run) if isinstance(run, str | Path) else run for run in runs]
@@ -98,7 +98,7 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
 
 
 def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:
-    """Raises UsageError where the first run is compared with itself."""
+    """Raises UsageError if the first run is compared with itself."""
     stored = [run for run in opened if isinstance(run, Run)]
     first = next(iter(stored), None)
     if first is not None and any(first is run or (first.origin is None and first.id == run.id) for run in stored[1:]):
@@ -108,9 +108,9 @@ def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:
 def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
     """A stored run by id, name or folder, or the trace or the folder of traces that `what` names.
 
-    A run that is a rank stands for its whole job, unless its id or folder is given; the job's own id names it as well.
-    Where a run and a file or folder share a name the run is meant: `./train.py` is the file. Without a `store` this
-    process's runs come first. Raises StoreError or TraceError where there is none.
+    The name of a rank, or the job's id, denotes the whole job; a rank's own id or folder denotes that rank alone. If a
+    run and a file or folder have the same name, the run is opened; `./train.py` opens the file. Without a `store` this
+    process's runs come first. Raises StoreError or TraceError if there is none.
     """
     path, key = Path(what), str(what)
     here = runs if store is None else Runs(store)
@@ -138,7 +138,7 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
 def load(path: str | Path) -> Run | Ranks:
     """A trace file or a stored run's folder as a `Run`, a folder of the traces of one job's ranks as `Ranks`.
 
-    Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
+    Raises TraceError or StoreError, in one sentence with the next step, if there is nothing to read.
     """
     with waiting(f"reading {wording.plain(str(path))}") as wait:
         return files.load(path, wait.tell)

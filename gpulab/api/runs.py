@@ -27,7 +27,7 @@ from gpulab.views.view import Listing
 from gpulab.views.wording import cut, plain, rank_words, shortened
 
 MOST_IN_MEMORY = 20
-MOST_ROWS = 20  # in a list, unless all are asked for
+MOST_ROWS = 20  # in a list, unless all rows are requested
 TITLES = ("", "name", "id", "started", "step", "steps", "took", "device", "outcome")
 _NUMBERS = ("", "step", "steps", "took")
 _WIDEST_NAME = 32
@@ -39,12 +39,12 @@ class Deletion(Struct, frozen=True):
 
     id: str
     name: str
-    size_bytes: int  # on disk; 0 of a run that was not saved
+    size_bytes: int  # on disk; 0 for an unsaved run
     path: Path | None
 
 
 class Exported(Struct, frozen=True):
-    """What an export wrote: `count` runs into `path`; `skipped` says which it left out and why, `notes` the rest."""
+    """The result of an export: `count` runs in `path`; `skipped`: omitted runs with reasons; `notes`: other remarks."""
 
     path: Path
     count: int
@@ -53,10 +53,10 @@ class Exported(Struct, frozen=True):
 
 
 class Runs(Sequence[Run]):
-    """Runs found in the store, oldest first, then the runs of this process in the order they were made.
+    """The runs of the store, oldest first, then the runs of this process in the order they were made.
 
-    So `runs[-1]` is what this process measured last, whatever another notebook saves meanwhile. Folders that cannot
-    be read are not in the sequence; `rows` names them.
+    So `runs[-1]` is this process's latest run, whatever another notebook saves meanwhile. Folders that cannot be read
+    are not in the sequence; `rows` names them.
     """
 
     def __init__(self, store: Store | None = None) -> None:
@@ -66,16 +66,16 @@ class Runs(Sequence[Run]):
 
     @property
     def store(self) -> Store:
-        """The store of the runs: that of the constructor, else the current default."""
+        """The store of the runs: the constructor's argument, else the current default."""
         return self._store or Store()
 
     @property
     def conditions(self) -> str:
-        """The conditions of `where` in words; empty where all runs are here."""
+        """The conditions of `where` in words; empty without conditions."""
         return ", ".join(map(str, self._filters))
 
     def add(self, run: Run, path: Path | None = None) -> None:
-        """Remember a run of this process, with its folder where it was saved.
+        """Add a run of this process, with its folder if it was saved.
 
         The last 20 stay in memory. Older ones are read from their folder; older unsaved ones are forgotten.
         """
@@ -103,14 +103,14 @@ class Runs(Sequence[Run]):
         outcome: str = "",
         words: Sequence[str] | str = (),
     ) -> Self:
-        """The runs for which all of this holds, as a sequence of the same kind that follows the store.
+        """The runs that fulfil all conditions, as a sequence of the same kind that follows the store.
 
         `name` is a pattern ("resnet*"), `device` "cpu" or "cuda", `since` a date ("2026-11-20") or an age ("30m", "2h",
         "3d", "1w"), `outcome` one of "completed", "stopped", "interrupted", "failed"; all `words` must occur in the
-        name, id, code, device, dataset, error or knobs. Raises UsageError for values that cannot be.
+        name, id, code, device, dataset, error or knobs. Raises UsageError for impossible values.
         """
         condition = make_filter(name, device, since, outcome, words)
-        part = copy.copy(self)  # what is remembered stays shared
+        part = copy.copy(self)  # shares this process's runs
         if condition != Filter():
             part._filters = (*self._filters, condition)
         return part
@@ -142,8 +142,8 @@ class Runs(Sequence[Run]):
     def rows(self, count: int | None = None) -> list[Entry]:
         """The last `count` runs of the sequence (None: all), newest first, then every folder that cannot be read.
 
-        A job with several ranks is one of them. Positions are those in the whole sequence, also of a part that `where`
-        chose. Of such a part folders that cannot be read are left out: nobody knows what they are.
+        A job with several ranks is one row. Positions refer to the whole sequence, also after `where`. After `where`,
+        folders that cannot be read are omitted, because nothing is known about them.
         """
         groups = _grouped(self._entries()[::-1])[:count]
         newest_first = sorted(groups, key=lambda group: group[0].created, reverse=True)
@@ -152,10 +152,10 @@ class Runs(Sequence[Run]):
     # -- changing ------------------------------------------------------------------------------------------------
 
     def name(self, key: str | Run, new: str) -> str:
-        """Give a run another name; an empty one takes the name away. Returns its id. A rank stands for its whole job.
+        """Rename a run, with a rank its whole job; an empty name removes the name. Returns the id.
 
-        Raises StoreError where the run is unknown, where several have that name, or where it cannot be written, and
-        UsageError for a name that means another run already.
+        Raises StoreError if the run is unknown, if several have that name, or if it cannot be written, and UsageError
+        for a name that already denotes another run.
         """
         entries = self._with_job(key)
         for entry in entries:
@@ -172,14 +172,14 @@ class Runs(Sequence[Run]):
         return entries[0].id
 
     def deletions(self, *keys: str | Run) -> list[Deletion]:
-        """What `delete` would delete, with its size. Raises as `delete`; nothing is changed."""
+        """What `delete` would delete, with sizes. Raises as `delete`; nothing is changed."""
         return [_deletion(entry) for entry in self._doomed(keys)]
 
     def delete(self, *keys: str | Run) -> list[Deletion]:
-        """Delete runs for good: those that the keys name, or without keys all that `where` chose.
+        """Delete runs permanently: the runs that the keys name, or without keys all runs that `where` selected.
 
-        A rank goes with its job unless its id or folder is given; conditions choose jobs as a whole. All keys are
-        looked up before the first run goes. Raises StoreError for a key that names no run or several, UsageError
+        A rank's name deletes its whole job, a rank's id or folder only that rank; conditions select whole jobs. All
+        keys are looked up before the first deletion. Raises StoreError for a key that names no run or several, UsageError
         without keys and conditions.
         """
         doomed = self._doomed(keys)
@@ -199,7 +199,7 @@ class Runs(Sequence[Run]):
     def export(self, path: str | Path) -> Exported:
         """One row of figures per run, oldest first, as .csv, .json or .parquet (which needs pyarrow).
 
-        Raises UsageError for another ending, StoreError where there is no run or the file cannot be written.
+        Raises UsageError for another ending, StoreError if there is no run or the file cannot be written.
         """
         file = Path(path)
         exports.check_path(file)
@@ -213,7 +213,7 @@ class Runs(Sequence[Run]):
     def export_tensorboard(self, folder: str | Path) -> Exported:
         """Curves per step and per reading as TensorBoard scalars, one folder per run; needs tensorboard.
 
-        Raises UsageError without it, StoreError where there is no run or nothing can be written.
+        Raises UsageError without it, StoreError if there is no run or nothing can be written.
         """
         if not exports.installed("tensorboard"):
             raise UsageError("TensorBoard scalars need TensorBoard: pip install tensorboard.")
@@ -228,9 +228,9 @@ class Runs(Sequence[Run]):
         return Exported(Path(folder), count, skipped, tuple(notes.values()))
 
     def _export_each(self, write: Callable[[Run], object]) -> tuple[int, tuple[str, ...]]:
-        """Write all runs that can be read, oldest first; returns how many, and why others were not.
+        """Write all readable runs, oldest first; returns their number, and why others were skipped.
 
-        Raises StoreError where there is none, or none could be read.
+        Raises StoreError if there is no run, or none could be read.
         """
         entries = {entry.id: entry for entry in (*self._entries(), *self._unreadable())}
         if not entries:
@@ -258,7 +258,7 @@ class Runs(Sequence[Run]):
         return [entry for entry in self._all() if all(_fits(entry, condition) for condition in self._filters)]
 
     def _unreadable(self) -> list[Entry]:
-        """Folders of the store that cannot be read; none in a part that `where` chose."""
+        """Folders of the store that cannot be read; empty after `where`."""
         return [] if self._filters else [entry for entry in self.store.list() if entry.problem is not None]
 
     def _all(self) -> list[Entry]:
@@ -267,13 +267,13 @@ class Runs(Sequence[Run]):
         except StoreError:
             if not self._own:
                 raise
-            stored = {}  # what this process measured is there without the store
+            stored = {}  # this process's runs are available without the store
         entries = [entry for entry in stored.values() if entry.problem is None and entry.id not in self._own]
         entries += filter(None, [self._own_entry(run_id, stored) for run_id in list(self._own)])
         return [replace(entry, position=place - len(entries)) for place, entry in enumerate(entries)]
 
     def _own_entry(self, run_id: str, stored: Mapping[str, Entry]) -> Entry | None:
-        """A run of this process, as it is on disk by now: another notebook may have named or deleted it."""
+        """A run of this process in its present form on disk: another notebook may have renamed or deleted it."""
         own = self._own[run_id]
         if own.path is None or not (own.path / DOCUMENT).exists():
             return replace(own, path=None) if own.run is not None else None
@@ -288,7 +288,7 @@ class Runs(Sequence[Run]):
         return own
 
     def find(self, key: str) -> Entry:
-        """The run that a key means, see `runs[key]`. Raises StoreError where there is none."""
+        """The run that a key denotes, see `runs[key]`. Raises StoreError if there is none."""
         entries = self._entries()
         folder = run_folder(key)
         if folder is not None:
@@ -301,7 +301,7 @@ class Runs(Sequence[Run]):
         return match
 
     def _only(self, key: str | Run) -> Entry:
-        """The run that a key means, and no other could be meant. Raises StoreError."""
+        """The only run that a key denotes. Raises StoreError if there is none or several."""
         word = key.id if isinstance(key, Run) else key
         match = self.find(word)
         same = [group[0].id for group in _grouped([entry for entry in self._entries() if entry.name == word])]
@@ -320,7 +320,7 @@ class Runs(Sequence[Run]):
         return [e for e in self._all() if e.id in ids or (e.job is not None and e.job.id in jobs)]
 
     def _with_job(self, key: str | Run) -> list[Entry]:
-        """The run that a key means; of one that is a rank, all ranks of its job, unless it is meant by its id."""
+        """The run that a key denotes; for a rank, all ranks of its job, unless the key is the rank's id."""
         match = self._only(key)
         if match.job is None or isinstance(key, Run) or match.id.startswith(key) or run_folder(key) is not None:
             return [match]
@@ -365,7 +365,7 @@ def _deletion(entry: Entry) -> Deletion:
 
 
 def read_entry(entry: Entry, *, timeline: bool = True) -> Run:
-    """The run of an entry. Raises StoreError where it cannot be read."""
+    """The run of an entry. Raises StoreError if it cannot be read."""
     if entry.run is not None:
         return entry.run
     assert entry.path is not None, "a run is in memory or on disk"
@@ -382,7 +382,7 @@ def _fits(entry: Entry, condition: Filter) -> bool:
 
 
 def _outlined(entry: Entry) -> Entry:
-    """With its run, of which the timeline may be left out, or with the problem that it has."""
+    """The entry with its run, possibly without the timeline, or with the problem of reading it."""
     try:
         return replace(entry, run=read_entry(entry, timeline=False), problem=None)
     except StoreError as e:
@@ -399,7 +399,7 @@ def _row(group: Sequence[Entry]) -> Entry:
 
 
 def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
-    """Runs, and jobs with their lowest rank first, in the order of their first one."""
+    """Groups of one run or one job (lowest rank first), ordered by the first run of each group."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         several = entry.job is not None and entry.job.world_size != 1
@@ -409,13 +409,13 @@ def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
 
 
 def _ranks(entries: Iterable[Entry]) -> dict[int, Entry]:
-    """By rank, of which the last run counts; empty where they are not several ranks."""
+    """The last run of each rank; empty if there is only one rank."""
     ranks = {entry.job.rank: entry for entry in entries if entry.job is not None}
     return ranks if len(ranks) > 1 else {}
 
 
 def _of_job(entries: Iterable[Entry], job_id: str) -> list[Entry]:
-    """Its ranks, the lowest first."""
+    """The ranks of a job, the lowest first."""
     return sorted((entry for entry in entries if entry.job is not None and entry.job.id == job_id), key=_rank)
 
 
@@ -440,14 +440,14 @@ def _cells(row: Entry, run: Run) -> tuple[str, ...]:
 
 
 def _called(row: Entry, run: Run) -> str:
-    """Its name, what was changed for it where the name does not say so, and its ranks."""
+    """The run's name, its settings if the name lacks them, and its ranks."""
     changed = settings_words(run.settings.knobs)
     name = run.settings.name
     return " · ".join(filter(None, (name, "" if changed in name else changed, rank_words(run.job, len(row.outcomes)))))
 
 
 def _outcome(row: Entry, run: Run) -> str:
-    """Of several ranks the one that most of those share which did not complete, and of how many."""
+    """The outcome; for several ranks the most frequent one among incomplete ranks, with the number of ranks."""
     if run.reached_step_limit and set(row.outcomes) <= {"stopped"}:
         return "step limit"
     others = Counter(outcome for outcome in row.outcomes if outcome != "completed")
@@ -458,11 +458,11 @@ def _outcome(row: Entry, run: Run) -> str:
 
 
 def _local_time(created: str) -> str:
-    """Of this machine; the id has it in UTC."""
+    """The start in local time; the id has it in UTC."""
     try:
         return f"{datetime.fromisoformat(created).astimezone():%d %b %H:%M:%S}"
-    except ValueError:  # of a file from elsewhere
+    except ValueError:  # a file from another tool
         return "–"
 
 
-runs = Runs()  # and those of this process
+runs = Runs()  # the default store's runs and this process's runs

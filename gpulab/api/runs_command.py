@@ -1,6 +1,6 @@
-"""`gpulab runs`: the stored runs and those of this process as a table; to filter, name, delete and export them.
+"""`gpulab runs`: lists, filters, names, deletes and exports the stored runs and the runs of this process.
 
-Python has the same as methods of `gpulab.runs`.
+In Python, `gpulab.runs` has the same functions as methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDEST_NAME = 40
 
 
 def list_runs(options: argparse.Namespace) -> Answer:
-    """Do `gpulab runs`. Raises UsageError where the first word was to be a verb, StoreError."""
+    """Do `gpulab runs`. Raises StoreError, and UsageError if the first word looks like a misspelt verb."""
     selection = _selection(options, options.words)
     if options.words and not len(selection):
         near = difflib.get_close_matches(options.words[0][:100], ("name", "delete", "export"), n=1, cutoff=0.7)
@@ -73,7 +73,7 @@ def export_runs(options: argparse.Namespace) -> Answer:
 
 
 def runs_of(options: argparse.Namespace) -> Runs:
-    """Those of the store that `--store` names, else all that this process finds."""
+    """The runs of the store that `--store` names, else of the default store and this process."""
     return runs if options.store is None else Runs(Store(options.store))
 
 

@@ -1,4 +1,4 @@
-"""`gpulab report` and `gpulab compare`: what is stored, or in trace files."""
+"""`gpulab report` and `gpulab compare`, for stored runs and trace files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def report_stored(options: argparse.Namespace) -> Answer:
 
 
 def compare_stored(options: argparse.Namespace) -> Answer:
-    """Do `gpulab compare`; the status is that of `--fail-if-slower`: 1 where a run is slower by more than the limit.
+    """Do `gpulab compare`. With `--fail-if-slower` the status is 1 if a run is slower by more than the limit.
 
-    What is not comparable fails, too; what is undecided does not, and is said. Raises StoreError and TraceError.
+    A comparison that is not possible fails, too; an undecided one does not, with a note. Raises StoreError, TraceError.
     """
     with _uncollected():
         from gpulab.api.reading import compare, open_run
@@ -56,7 +56,7 @@ def compare_stored(options: argparse.Namespace) -> Answer:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage is collected: few cycles are made here, and looking for them takes a tenth of the time."""
+    """Inside, garbage collection is off: few cycles arise here, and the search for them takes a tenth of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
 """`gpulab tensorboard`: the stored traces in TensorBoard with torch-tb-profiler.
 
-A trace lies in the store under the name by which the plugin finds it, so the store itself is the log folder.
+A trace has the file name that the plugin expects, so the store itself is the log folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _URL = re.compile(rf"http://{re.escape(_HOST)}:\d+/")
 _START_S = 120.0  # its imports take 5 to 20 s on two idle cores
 _END_S = 6.0
 
-# Its input ends with our process, however that ends. The plugin's own processes are in its group.
+# Its standard input closes when gpulab's process ends in any way. The plugin's processes are in its process group.
 _CHILD = """
 import os, signal, sys, threading, time
 def end_with_input():
@@ -84,9 +84,9 @@ def open_tensorboard(options: argparse.Namespace) -> Answer:
 
 
 def start(root: Path, port: int | None = None) -> str:
-    """The address of a TensorBoard on that folder: the one that runs already, or a new one.
+    """The address of a TensorBoard for that folder, already running or new.
 
-    Raises GpulabError with TensorBoard's own words where it does not start.
+    Raises GpulabError with TensorBoard's own message if it does not start.
     """
     global _server
     if _server is not None and _server.process.poll() is None and _server.root == root and port is None:
@@ -102,11 +102,11 @@ def start(root: Path, port: int | None = None) -> str:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=marked(),
-                start_new_session=True,  # an interrupt of the notebook is not meant for it
+                start_new_session=True,  # so that an interrupt of the notebook does not reach it
             )
         try:
             url = _await_url(process, log)
-        except BaseException:  # an interrupt as well: leave no process behind
+        except BaseException:  # also an interrupt: leave no process behind
             _end(process)
             raise
     _server = _Server(root, f"{url}#pytorch_profiler", process)
@@ -114,7 +114,7 @@ def start(root: Path, port: int | None = None) -> str:
 
 
 def stop() -> bool:
-    """End the TensorBoard of this process; False where there is none."""
+    """End the TensorBoard of this process; False if there is none."""
     global _server
     server, _server = _server, None
     if server is not None:
@@ -135,7 +135,9 @@ def _await_url(process: subprocess.Popen[bytes], log: Path) -> str:
     if process.poll() is None:
         raise GpulabError(f"TensorBoard did not start within {_START_S:g} s: the machine may be busy. Try again.")
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]  # the plugin writes on
+    reasons = [
+        line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")
+    ]  # the plugin's other output may follow
     raise GpulabError(f"TensorBoard did not start: {(reasons or lines or ['it wrote nothing'])[-1][:300]}")
 
 
