@@ -179,8 +179,8 @@ class Runs(Sequence[Run]):
         """Delete runs permanently: the runs that the keys name, or without keys all runs that `where` selected.
 
         A rank's name deletes its whole job, a rank's id or folder only that rank; conditions select whole jobs. All
-        keys are looked up before the first deletion. Raises StoreError for a key that names no run or several, UsageError
-        without keys and conditions.
+        keys are looked up before the first deletion. Raises StoreError for a key that names no run or several,
+        UsageError without keys and conditions.
         """
         doomed = self._doomed(keys)
         deletions = [_deletion(entry) for entry in doomed]
