@@ -50,7 +50,8 @@ def whole_window() -> Report:
 def hostile_comparison() -> Comparison:
     """Every text that a user or a knob can choose holds markup, escapes and mathtext."""
     check = Change(HOSTILE, HOSTILE, HOSTILE, HOSTILE, "took effect", HOSTILE)
-    b = made.faster(label=HOSTILE, settings={HOSTILE: HOSTILE}, checks=(check,), edit=f"-{HOSTILE}\n+{HOSTILE}")
+    edit = f" {HOSTILE}\n-{HOSTILE}\n+{HOSTILE}"
+    b = made.faster(label=HOSTILE, settings={HOSTILE: HOSTILE}, checks=(check,), edit=edit)
     shown = made.a_comparison(b)
     assert shown.loss is not None
     loss = replace(shown.loss, words=HOSTILE)
