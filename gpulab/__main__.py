@@ -1,4 +1,4 @@
-"""`python -m gpulab`: the command line, where the script `gpulab` is not on the path."""
+"""`python -m gpulab`: the command line, if the script `gpulab` is not on the path."""
 
 import sys
 

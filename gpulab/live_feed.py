@@ -39,7 +39,7 @@ class Status(Struct, frozen=True):
 class Delta(Struct, frozen=True):
     """The data since the last `drain`.
 
-    `steps`: float32 [k, 4]: end of the step in s since the run began, wall ms, data wait ms, samples per s (NaN where
+    `steps`: float32 [k, 4]: end of the step in s since the run began, wall ms, data wait ms, samples per s (NaN:
     unknown). `samples[name]`: float32 [k, 2]: s since the run began, value.
     """
 

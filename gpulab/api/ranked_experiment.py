@@ -226,7 +226,7 @@ class RanksSweep(Struct, frozen=True):
         """Run and show it. Raises UsageError if a number of ranks cannot run, Interrupted after an interrupt."""
         times: dict[int, list[float]] = {count: [] for count in self.counts}
         rounds, began_s, stopped = self.rounds or ROUNDS, time.monotonic(), False
-        numbers = random.Random()  # of its own: the user's numbers stay where they are
+        numbers = random.Random()  # a generator of its own: the user's random state is untouched
         total = rounds * len(self.counts)
         with Progressing(None) as progressing:
             for done in range(total):

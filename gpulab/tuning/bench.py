@@ -1,6 +1,6 @@
 """The rows of a bench: each is one setting of a cell, measured against the first row, and is kept across processes.
 
-The first row is the baseline. The blocks of every other row ran in turn with blocks of the first; their pairs give
+The first row is the baseline. The blocks of every other row are interleaved with blocks of the first; their pairs give
 the speed. Applying an edit changes the text of the cell, so the cell gets a new baseline. All functions are pure.
 """
 

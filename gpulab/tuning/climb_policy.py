@@ -63,7 +63,7 @@ class Candidate(Struct, frozen=True):
     """A setting worth a try. `gain_us`: predicted gain per step, else the most that its finding could save."""
 
     settings: Mapping[str, Plain]
-    finding: Finding | None  # None: no finding proposes it, earlier blocks of it looked faster
+    finding: Finding | None  # None: proposed by a screening or by earlier attempts
     prediction: Prediction | None
     gain_us: float
     back: tuple[str, ...] = ()  # knobs of the base that are reset to the baseline
@@ -398,7 +398,7 @@ def _not_faster(comparison: Comparison) -> Judgement:
 
 
 def _memory_share(side: Side) -> float:
-    """The peak as a fraction of the device's memory; 0 where unknown."""
+    """The peak as a fraction of the device's memory; 0 if unknown."""
     memory = side.facts.run.memory if side.facts is not None else None
     if memory is None or not memory.total_bytes:
         return 0.0

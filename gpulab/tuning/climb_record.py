@@ -62,7 +62,7 @@ class Attempt(Struct, frozen=True):
 
     number: int
     settings: Mapping[str, str]
-    finding: Finding | None  # None: no finding proposes it, earlier blocks of it looked faster
+    finding: Finding | None  # None: proposed by a screening or by earlier attempts
     prediction: Prediction | None
     outcome: Outcome
     words: str

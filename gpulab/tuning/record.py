@@ -39,7 +39,7 @@ class Block(Struct, frozen=True):
     dropped: int  # warm-up steps before them
     sample_count: int | None  # None: unknown
     time_ns: int  # of the counted steps
-    losses: tuple[float, ...] = ()  # of all its steps, dropped ones too; NaN where a step had none
+    losses: tuple[float, ...] = ()  # of all its steps, dropped ones too; NaN for a step without a loss
     setup_ns: int | None = None  # before the counted steps, less the dropped steps at the counted steps' pace
     own_fraction: float | None = None  # of its time without the training thread's waits for a core; None: unknown
 
@@ -54,7 +54,7 @@ class Side(Struct, frozen=True):
     us_per_step: float | None = None
     us_per_sample: float | None = None
     checks: tuple[Change, ...] = ()
-    losses: tuple[float, ...] = ()  # per step of its traced run, from the same start; NaN where a step had none
+    losses: tuple[float, ...] = ()  # per step of its traced run, from the same start; NaN for a step without a loss
     seed_losses: tuple[tuple[float, ...], ...] = ()  # A only: of further runs with other seeds
     failure: str = ""  # why it could not be run: "out of memory at 3.1 GiB"
     edit: str = ""  # what makes it permanent: a diff of the cell, or a snippet

@@ -45,7 +45,7 @@ from gpulab.tuning.snapshots import Start
 
 FEWEST_UNPROFILED_STEPS = 8  # if time is short
 UNPROFILED_STEPS = 25  # of a traced run: warm-up steps, measured steps, and a few after the profiled steps
-LEAST_BLOCKS_S = 3.0  # blocks go on this long in any case: a short wait for a narrower interval
+LEAST_BLOCKS_S = 3.0  # no early end before this: a short wait for a narrower interval
 
 
 class Runner:
