@@ -13,9 +13,9 @@ from gpulab.diagnosis.catalogue import kind_of, title_for
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding, RuleContext
 from gpulab.formatting import capitalized, factor, percent, sentence
 
-# Weights of upper bounds when findings are ranked. Ours: measured idle time can be saved in full, the time that faster
-# kernels would save is a bound from peak figures, which programs reach half of at best (definitions.md, "Hardware
-# table").
+# Weights of upper bounds when findings are ranked. Ours: measured idle time can be saved in full; the time that faster
+# kernels would save is a bound from peak figures, of which programs reach half at best
+# (definitions.md, "Hardware table").
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
 
 _LEAST = 0.15  # ours, share of a step: healthy trainings have as much, by bytes, that no cure saves
