@@ -1,4 +1,4 @@
-"""Which finding comes first, and the sentence that it puts on top of the report."""
+"""Ranks the findings of a run, and forms the headline of the report from the first one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An open lesson: it asks for guesses, reveals measurements, checks answers, and records the progress.
 
-A lesson's module has its questions by name (`QUESTIONS`), and for each exercise a function `check_…`. The parameters of
-that are names of the notebook, so that a check that is run too early can say which cell comes first.
+A lesson's module has its questions by name (`QUESTIONS`), and for each exercise a function `check_…`. Its parameters
+are names in the notebook, so that a check that is run too early can say which cell comes first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpulab.views.comparison import Compared
 from gpulab.views.waiting import waiting
 
 SHIPPED = Path(__file__).with_name("shipped.json")
-LIMIT_S = 180.0  # of a check, which may train for some steps: many times what one takes
+LIMIT_S = 180.0  # of a check, which may train for some steps: many times its usual time
 
 
 @cache
@@ -53,13 +53,13 @@ def shipped_figures() -> dict[str, dict[str, str]]:
 
 
 def exercises_of(entry: Entry) -> dict[str, Exercise]:
-    """The check of each exercise of a lesson: "one-step" is judged by its module's `check_one_step`."""
+    """The check of each exercise of a lesson: the module's `check_one_step` checks "one-step"."""
     parts = importlib.import_module(f"gpulab.lessons.{entry.module}")
     return {name: getattr(parts, f"check_{_identifier(name)}") for name in entry.exercises}
 
 
 class Lesson:
-    """The lesson that `open_lesson` returns. `names` are those of the notebook."""
+    """The lesson that `open_lesson` returns. `names` are the notebook's variables."""
 
     def __init__(self, entry: Entry, names: Mapping[str, Any], progress: Progress | None = None) -> None:
         parts = importlib.import_module(f"gpulab.lessons.{entry.module}")
@@ -96,7 +96,7 @@ class Lesson:
 
     @property
     def name(self) -> str:
-        """The name that the class sees; assign another."""
+        """The name that the class sees; can be assigned."""
         return self._learner.name
 
     @name.setter
@@ -119,7 +119,7 @@ class Lesson:
         return field
 
     def reveal(self, question: str) -> Revealed:
-        """The measurement beside the guess. An undecided setting is measured again if that can decide it."""
+        """The measurement next to the guess. An undecided setting is measured again if that can decide it."""
         question_ = self._question(question)
         guess = self._names.get(f"guess_{_identifier(question)}")
         again = remeasurement(question_.experiment, *question_.setting)
@@ -131,14 +131,15 @@ class Lesson:
         return revealed
 
     def check(self, exercise: str, *, limit_s: float = LIMIT_S) -> Checked:
-        """Check an answer: unanswered, wrong with what is wrong, undecided with why, or right. Never raises for one."""
+        """Check an answer: unanswered, wrong (with a hint), undecided (with the reason), or right. Never raises for an
+        answer."""
         judge = _part(self.exercises, exercise, "exercise")
         checked = self._checked(judge, limit_s)
         self._note(exercise, "check", checked.state)
         return self._with_rest(exercise, checked) if checked.state == "right" else checked
 
     def has(self, package: str) -> bool:
-        """Whether an optional package is installed; where it is not, says how to install it."""
+        """Whether an optional package is installed; if not, says how to install it."""
         if importlib.util.find_spec(package) is not None:
             return True
         _show(
@@ -151,7 +152,7 @@ class Lesson:
         return False
 
     def compare_recorded(self, before: str, after: str) -> Compared | Note:
-        """Two runs that were recorded on a GPU side by side; where none are shipped, a sentence that says so."""
+        """Two runs recorded on a GPU, compared side by side; if they are not shipped, a sentence that says so."""
         machine = recordings.machine_with(before, after)
         if machine is None and self._said_none_recorded:
             return Note("No recording", "of this one either.")
@@ -165,7 +166,7 @@ class Lesson:
         return compare(recordings.open(f"{machine}/{before}"), recordings.open(f"{machine}/{after}"))
 
     def close(self) -> None:
-        """Remove what lives in the kernel: fields for guesses, and hints."""
+        """Remove the lesson's objects in the kernel: fields for guesses, and hints."""
         while self._inputs:
             self._inputs.pop().close()
         Hints.stop()
@@ -219,14 +220,15 @@ _open: list[Lesson] = []
 
 
 def open_lesson(lesson: str | int, names: MutableMapping[str, Any] | None = None) -> Lesson:
-    """Open a lesson by its number or name; one that was open before is closed. `names`: None for the notebook's own.
+    """Open a lesson by its number or name, and close the previously open one. `names`: None for the notebook's
+    variables.
 
-    Raises UsageError for a lesson that does not exist.
+    Raises UsageError if the lesson does not exist.
     """
     entry = find_lesson(lesson)
     while _open:
         _open.pop().close()
-    with waiting("opening the lesson"):  # which imports PyTorch
+    with waiting("opening the lesson"):  # imports PyTorch
         opened = Lesson(entry, _notebook_names() if names is None else names)
     _open.append(opened)
     Hints.start()
@@ -260,7 +262,7 @@ def _part(parts: Mapping[str, Any], name: str, kind: str) -> Any:
 
 
 def _machine() -> str:
-    """The device that computes, and what it runs on."""
+    """The device that computes, and its machine."""
     import torch
 
     from gpulab.devices.machine import usable_cores
@@ -298,7 +300,7 @@ class Hints:
 
     @classmethod
     def stop(cls) -> None:
-        """Listen no more."""
+        """Stop listening."""
         events, cls._events = cls._events, None
         if events is not None:
             events.unregister("post_run_cell", _after_cell)
@@ -314,7 +316,7 @@ def _after_cell(result: Any = None) -> None:
 
 
 def hint(error: BaseException) -> str | None:
-    """What to do about an error; None where its message is enough."""
+    """What to do about an error; None if its message is enough."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         module = error.name.partition(".")[0]
         package = PACKAGES.get(module, module)
@@ -340,14 +342,14 @@ def what_failed(error: Exception) -> str:
 
 
 class TimeLimit(BaseException):
-    """Raised in code that runs for too long; no Exception, so that an answer's own `except` does not catch it."""
+    """Raised in code that runs for too long; not an Exception, so that an answer's own `except` does not catch it."""
 
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
     """Raises TimeLimit in the block after `limit_s` seconds, on the main thread of Linux or macOS; elsewhere: no limit.
 
-    A timer that other code has set goes on afterwards; if it expires sooner, this limit is not set.
+    A timer set by other code continues afterwards; if it expires sooner, this limit is not set.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
-"""What a lesson's cells measured, by name: a speedup, a share of a step, and which value of a sweep is enough.
+"""The measurements of a lesson's cells, by name: a speedup, a share of a step, and the sufficient value of a sweep.
 
-By name, so that a guess or an answer written later is still held against the experiment it belongs to.
+Names ensure that a later guess or answer is still compared with the experiment it belongs to.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from gpulab.views.comparison import Compared
 from gpulab.views.comparison_sections import us
 from gpulab.views.waiting import waiting
 
-EACH_S = 15.0  # of a comparison among several
-AGAIN, AGAIN_S = " again", 60.0  # the name and the time of what measures anew what an experiment left open
-BLOCKS_SHARE = 0.7  # of that time; the rest is a run of the setting with its trace
-MOST_PAIRS = 30  # as many as an experiment runs of itself
+EACH_S = 15.0  # for each of several comparisons
+AGAIN, AGAIN_S = " again", 60.0  # name suffix and time of a repeated measurement
+BLOCKS_SHARE = 0.7  # of that time; the rest is a traced run of the setting
+MOST_PAIRS = 30  # as many as an experiment runs by default
 ONE_OF_THE_SWEEP = "Put one of the values tried in place of the dots, then run that cell and this one again."
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "conv2d")
-AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
+AS_GOOD = 0.15  # a time longer by at most this fraction is as good as the shortest
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 def notes(show: Callable[Parameters, Result]) -> Callable[Parameters, Result | Note]:
-    """A function that shows a note in place of its result where it raises NotMeasured."""
+    """Makes a function show a note in place of its result if it raises NotMeasured."""
 
     @wraps(show)
     def result_or_note(*args: Parameters.args, **options: Parameters.kwargs) -> Result | Note:
@@ -63,7 +63,8 @@ def notes(show: Callable[Parameters, Result]) -> Callable[Parameters, Result | N
 
 
 def latest_experiment(name: str, *aliases: str) -> Experiment:
-    """The latest of these names that compared anything. Raises NotMeasured where none ran in this process."""
+    """The latest experiment among these names that compared anything. Raises NotMeasured if none ran in this
+    process."""
     results = (one.result for one in reversed(experiments))
     latest = next((e for e in results if isinstance(e, Experiment) and e.name in (name, *aliases)), None)
     if latest is None or not latest.comparisons:
@@ -72,7 +73,7 @@ def latest_experiment(name: str, *aliases: str) -> Experiment:
 
 
 def latest_run(name: str) -> Run:
-    """The latest profiled run of that name. Raises NotMeasured where none ran in this process."""
+    """The latest profiled run of that name. Raises NotMeasured if none ran in this process."""
     latest = next((run for run in reversed(runs.own) if run.settings.name == name), None)
     if latest is None:
         raise NotMeasured(f"There is no run {name!r} yet: run that cell first.")
@@ -80,12 +81,12 @@ def latest_run(name: str) -> Run:
 
 
 def latest_facts(name: str) -> Facts:
-    """The figures of the same run. Raises NotMeasured."""
+    """The figures of `latest_run(name)`. Raises NotMeasured."""
     return facts(latest_run(name))
 
 
 def latest_ranks(name: str) -> list[Run]:
-    """The runs of the latest job of that name, by rank. Raises NotMeasured where none ran in ranks in this process."""
+    """The runs of the latest job of that name, by rank. Raises NotMeasured if none ran in ranks in this process."""
     job = latest_run(name).job
     if job is None:
         raise NotMeasured(f"The run {name!r} was not run in ranks: run its cell again.")
@@ -97,22 +98,22 @@ def latest_ranks(name: str) -> list[Run]:
 
 
 def data_wait_share(figures: Facts) -> float | None:
-    """The share of a step, 0 to 1, that a run waited for data, as its report has it; None where it is not known."""
+    """The share of a step, 0 to 1, that a run waited for data, as in its report; None if unknown."""
     return None if figures.shares is None else figures.shares.share["data_wait"]
 
 
 def communicating_share(figures: Facts) -> float | None:
-    """The share of a step, 0 to 1, in which a rank exchanges data or waits for other ranks, and computes nothing;
-    None where it is not known.
+    """The share of a step, 0 to 1, in which a rank exchanges data or waits for other ranks without computing; None if
+    unknown.
     """
     traced = figures.breakdown is not None and figures.shares is not None
     return figures.shares.of("communication") if traced and figures.shares is not None else None
 
 
 def working_share(figures: Facts | None) -> float | None:
-    """The share of a step, 0 to 1, in which the device works, as its report shows it; None where it is not known.
+    """The share of a step, 0 to 1, in which the device works, as in its report; None if unknown.
 
-    On the CPU device: computing and updating weights.
+    For the CPU device: computing and updating weights.
     """
     if figures is None or figures.breakdown is None or figures.shares is None:
         return None
@@ -121,7 +122,7 @@ def working_share(figures: Facts | None) -> float | None:
 
 
 def working_shares(name: str) -> dict[str, float]:
-    """The same of every side of the experiment of that name, by its label; without what is not known."""
+    """The working share of every side of the experiment of that name, by label, without unknown shares."""
     shares = {side.label: working_share(side.facts) for side in latest_experiment(name).sides}
     return {label: share for label, share in shares.items() if share is not None}
 
@@ -143,7 +144,7 @@ def _is_product(operator: str) -> bool:
 
 
 def waiting_share(name: str, rank: int) -> float | None:
-    """The share of its profiled steps that a rank of the latest job of that name waits for others; None: not known."""
+    """The share of its profiled steps that a rank of the latest job of that name waits for others; None: unknown."""
     ranks = {run.job.rank: facts(run) for run in latest_ranks(name) if run.job is not None}
     compared = compare_ranks(ranks, skew_notice=DEFAULT.skew_notice).ranks
     return next((r.waiting_us / r.step_us for r in compared if r.rank == rank and r.waiting_us is not None), None)
@@ -153,7 +154,7 @@ def waiting_share(name: str, rank: int) -> float | None:
 
 
 class Faster(Struct, frozen=True):
-    """The speedup of a setting over the baseline; `sure`: whether that is more than chance gives."""
+    """The speedup of a setting over the baseline; `sure`: whether it exceeds chance."""
 
     times: float
     sure: bool
@@ -161,25 +162,25 @@ class Faster(Struct, frozen=True):
 
     @classmethod
     def of(cls, compared: object) -> Faster:
-        """Raises NotMeasured for what is no comparison, or one that failed."""
+        """The speedup in a result. Raises NotMeasured if it is not a comparison, or one that failed."""
         if not isinstance(compared, Comparison) or compared.ratio is None:
             raise NotMeasured("This could not be compared: run its cell again.")
         return cls(1 / compared.ratio, is_decided(compared.verdict), compared.times_as_fast_interval)
 
 
 def times_faster(name: str, knob: str = "", value: str = "") -> Faster:
-    """Of the setting `knob=value` of the experiment of that name, else of its first. Raises NotMeasured.
+    """The speedup of `knob=value` in the experiment of that name, or else of its first setting. Raises NotMeasured.
 
-    If that setting was measured again, because the experiment left it open, the new measurement counts.
+    If the experiment left the setting undecided and it was measured again, the new measurement counts.
     """
     again, first = latest_experiment(name, f"{name}{AGAIN}"), latest_experiment(name)
     return Faster.of(_setting(again, knob, value) or _setting(first, knob, value))
 
 
 def faster_than(before: str, after: str) -> Faster:
-    """The speedup of the latest run of one name over that of another. Raises NotMeasured.
+    """The speedup of the latest run named `after` over the latest run named `before`. Raises NotMeasured.
 
-    They ran one after the other, which is weaker evidence than blocks in turn.
+    The runs were sequential, which is weaker evidence than interleaved blocks.
     """
     return Faster.of(compare_runs([latest_run(before), latest_run(after)]))
 
@@ -189,7 +190,7 @@ def _setting(measured: Experiment, knob: str, value: str) -> Comparison | None:
 
 
 class Remeasurement(Struct, frozen=True):
-    """A setting that an experiment left open, and with how many pairs it would be decided."""
+    """A setting that an experiment left undecided, and the number of pairs that would decide it."""
 
     name: str
     one: Comparison
@@ -208,7 +209,7 @@ class Remeasurement(Struct, frozen=True):
         run = self.one.a.facts.run
         settings = tuple(f"{knob}={value}" for knob, value in self.one.b.settings.items())
         steps, name = max(block.step_count for block in self.one.a.blocks), f"{self.name}{AGAIN}"
-        if run.job is not None:  # by the magic, which knows what the ranks need of the notebook
+        if run.job is not None:  # by the magic, which knows what ranks need from the notebook
             words = [name, "--ab", ", ".join(settings), "--ranks", str(run.job.world_size)]
             line = shlex.join([*words, "--steps", str(steps), "--budget", f"{AGAIN_S:g}"])
             cells.shell().run_cell_magic("gpuprofile", line, run.code)
@@ -218,7 +219,7 @@ class Remeasurement(Struct, frozen=True):
 
 
 def remeasurement(name: str, knob: str = "", value: str = "") -> Remeasurement | None:
-    """The setting to measure once more so that a guess can be answered; None if it is decided or hopeless."""
+    """The setting to measure again so that a guess can be answered; None if it is decided or hopeless."""
     if is_quick():
         return None
     try:
@@ -234,12 +235,12 @@ def remeasurement(name: str, knob: str = "", value: str = "") -> Remeasurement |
 
 
 def _pairs_within(one: Comparison, budget_s: float) -> int | None:
-    """How many pairs would decide it; None if it is decided, or they do not fit into the time."""
+    """How many pairs would decide a setting; None if it is decided, or the pairs do not fit into the time."""
     blocks = [block for side in (one.a, one.b) for block in side.blocks if block.step_count]
     if one.verdict != "undecided" or one.ratio is None or one.evidence != "interleaved" or not blocks:
         return None
     pairs = pairs_to_decide(Estimate(one.ratio, one.interval, one.pairs), one.noise_floor)
-    if pairs is None and one.pairs < TOO_FEW:  # so few tell nothing, how many it takes neither
+    if pairs is None and one.pairs < TOO_FEW:  # so few pairs show nothing, not even how many are needed
         pairs = 2 * TOO_FEW
     blocks_s = sum(block.time_ns * (1 + block.dropped / block.step_count) for block in blocks) / 1e9
     if pairs is None or pairs > MOST_PAIRS or pairs * blocks_s / max(one.pairs, 1) > BLOCKS_SHARE * budget_s:
@@ -251,10 +252,10 @@ def _pairs_within(one: Comparison, budget_s: float) -> int | None:
 
 
 class Swept(Struct, frozen=True):
-    """The time of a sample (of a step, where all batches are alike) by value, as the table of the sweep shows it.
+    """The time of a sample (of a step, if all batches are equal) by value, as in the table of the sweep.
 
-    `longer` says between which factors the first value takes as long as the second, with 95 % certainty: from their
-    blocks of the same turns, so that what disturbed both counts for neither.
+    `longer` has the 95 % interval of the first value's time over the second's, from their blocks of the same rounds, so
+    that common disturbances cancel.
     """
 
     times_us: dict[int, float]
@@ -262,7 +263,8 @@ class Swept(Struct, frozen=True):
 
     @classmethod
     def of(cls, sweep: Experiment, knob: str, as_written: int) -> Swept:
-        """Of a sweep of one knob over whole numbers; the cell has `as_written`. What failed is left out."""
+        """The times of a sweep of one knob over whole numbers; the cell has `as_written`. Failed values are left
+        out."""
         sides: dict[int, Side] = {}
         for side in sweep.sides:
             value = side.settings.get(knob, str(as_written) if side is sweep.sides[0] else None)
@@ -278,25 +280,25 @@ class Swept(Struct, frozen=True):
 
     @property
     def enough(self) -> int:
-        """The smallest that is as good as the fastest."""
+        """The smallest value that is as good as the fastest."""
         limit = (1 + AS_GOOD) * self.times_us[self.best]
         return min(value for value, time in self.times_us.items() if time <= limit)
 
     @property
     def may_be_enough(self) -> list[int]:
-        """All that the blocks leave open: one value where the sweep decides it."""
+        """The values that may be the smallest sufficient one: a single value if the sweep decides."""
         possible = []
         for value in self.times_us:  # the smallest first
             others = [u for u in self.times_us if u != value]
             if value == self.best or self.longer[value, self.best][0] <= 1 + AS_GOOD:
                 possible.append(value)
-            if all(self.longer[value, u][1] <= 1 + AS_GOOD for u in others):  # surely as good: no larger one is needed
+            if all(self.longer[value, u][1] <= 1 + AS_GOOD for u in others):  # as good: no larger value is needed
                 break
         return possible
 
 
 def _times_as_long(a: Side, b: Side) -> tuple[float, float]:
-    """The interval of B over A by their blocks; unbounded where these are too few or not comparable."""
+    """The interval of B over A by their blocks; unbounded if these are too few or not comparable."""
     a, b, _ = with_sample_counts(a, b)
     unit, why_unfair = unit_of(a, b)
     estimate = None if why_unfair else paired(pair_ratios(a, b, unit))
@@ -356,14 +358,14 @@ def compare_each(
                 stopped = is_quick() or not isinstance(result, Experiment) or result.stopped
                 if one is not None and not stopped and (more := _pairs_within(one, AGAIN_S)):
                     compared = experiment(code, setting, steps=steps, pairs=more, budget_s=AGAIN_S, show=False)
-        except UsageError as why:  # such as pin_memory without a GPU: there is nothing to measure
+        except UsageError as why:  # e.g. pin_memory without a GPU: nothing to measure
             print(f"{why}\n")
         else:
             print(f"{_verdict_on(words, compared, pairs)}\n")
 
 
 def _verdict_on(setting: str, compared: Compared, pairs: int) -> str:
-    """Its headline; without the factor, which means nothing, where too few blocks left it undecided."""
+    """The headline of a setting; without the factor if too few blocks left it undecided."""
     one = next(iter(compared.comparisons), None)
     if one is None or one.pairs >= pairs or one.b.failure or is_decided(one.verdict):
         return compared.headline.sentence

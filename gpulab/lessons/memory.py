@@ -1,4 +1,4 @@
-"""Lesson 06, memory: what fills it, an allocator as a model, checkpointing, convolutions with fewer FLOPs."""
+"""Lesson 06, memory: what fills it, a model of an allocator, checkpointing, convolutions with fewer FLOPs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from gpulab.views.wording import PARTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HALF = 0.6  # of the bytes saved without checkpoints: right checkpointing saves at most so much
+HALF = 0.6  # of the bytes saved without checkpoints: the most that correct checkpointing keeps
 
 
 class Block(nn.Module):
-    """A residual block of an MLP. `checkpointing`: its activations are computed again in backward, not kept."""
+    """A residual block of an MLP. `checkpointing`: its activations are recomputed in backward, not kept."""
 
     def __init__(self, width: int, *, checkpointing: bool = False) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def deep_network(width: int = 128, depth: int = 8, *, checkpointing: bool = Fals
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> dict[str, int]:
     """What a training step keeps, in bytes: weights, gradients, optimizer, activations (kept for the backward pass).
 
-    Measured in one step on these inputs; weights and optimizer are then as after a step without a learning rate.
+    Measured in one step on these inputs; afterwards, weights and optimizer are as after a step with learning rate 0.
     """
     optimizer.zero_grad()
     saved, loss = activation_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
@@ -87,7 +87,8 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tens
 
 
 def activation_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """The bytes that autograd keeps of one forward pass, each piece of memory once, without weights; and its result."""
+    """The bytes that autograd saves in one forward pass, each piece of memory once, without weights; and the pass's
+    result."""
     with saved_activations(model) as saved:
         result = forward()
     return saved.now_bytes, result
@@ -97,7 +98,7 @@ _measured: dict[str, float] = {}  # shares for the guesses
 
 
 def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figure:
-    """What a step with AdamW keeps, by batch size, measured: bars of weights, gradients, optimizer and activations.
+    """What a step with AdamW keeps by batch size, as measured: bars of weights, gradients, optimizer and activations.
 
     The share of activations with the largest batch is kept for the guess.
     """
@@ -164,7 +165,7 @@ class Allocator(Struct):
         return sum(size for size, name in self.blocks if name)
 
     def allocate(self, name: str, size: int) -> bool:
-        """Take the first free block that is large enough, else memory of the device; False where neither is there."""
+        """Take the first free block that is large enough, else memory of the device; False if neither exists."""
         for i, (free, owner) in enumerate(self.blocks):
             if not owner and free >= size:
                 rest = [(free - size, "")] if self.split and free > size else []
@@ -191,7 +192,8 @@ class Allocator(Struct):
 
 
 def fragmented() -> list[Allocator]:
-    """Batches of changing size: in the end enough memory is free, and no piece of it is large enough."""
+    """The stages of batches with changing sizes: in the end enough memory is free, but no piece of it is large
+    enough."""
     full = Allocator()
     for name, amount in (("A", 20), ("B", 15), ("C", 25), ("D", 15), ("E", 20)):
         full.allocate(name, amount)
@@ -223,7 +225,8 @@ def draw_allocators(stages: Iterable[Allocator]) -> Figure:
 
 
 def convolutions(channels: int = 64) -> dict[str, nn.Module]:
-    """Three ways from `channels` to as many: ordinary, depthwise-separable, inverted residual (expanded four times)."""
+    """Three convolutions from `channels` to `channels`: ordinary, depthwise-separable, inverted residual (expanded 4
+    times)."""
     wide = 4 * channels
     return {
         "ordinary": nn.Conv2d(channels, channels, 3, padding=1),
@@ -241,7 +244,7 @@ def convolutions(channels: int = 64) -> dict[str, nn.Module]:
 
 
 def convolution_table(channels: int = 64, pixels: int = 32, batch: int = 8) -> Table:
-    """Parameters, FLOP, kept bytes and time of a forward and backward pass of each, the times measured in turn."""
+    """Parameters, FLOP, kept bytes and time of a forward and backward pass of each convolution, measured in turn."""
     device = default_device()
     x = torch.randn(batch, channels, pixels, pixels, device=device)
     modules = {name: module.to(device) for name, module in convolutions(channels).items()}
@@ -285,7 +288,7 @@ def activations_of_losses(steps: int, *, with_graph: bool) -> Table:
 
 
 def activations_of_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]]) -> Table:
-    """The bytes of activations that one forward pass of each keeps; the weights of `model` are not counted."""
+    """The bytes of activations that each of `forwards` keeps; the weights of `model` are not counted."""
     with waiting("counting the bytes of each forward pass"):
         saved = {name: activation_bytes(model, forward)[0] for name, forward in forwards.items()}
     return Table.of(("", "activations"), [(name, size(amount)) for name, amount in saved.items()])
@@ -326,7 +329,7 @@ STATE_MISTAKES: Mistakes = (
 
 @exercise()
 def check_state(adamw_bytes: Any) -> Checked:
-    """Whether `adamw_bytes(model)` gives weights + gradients + AdamW's state of the parameters that are trained."""
+    """Whether `adamw_bytes(model)` returns weights + gradients + AdamW's state of the parameters that are trained."""
     frozen = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     frozen[0].requires_grad_(False)
     for words, model in (
@@ -349,7 +352,8 @@ def check_state(adamw_bytes: Any) -> Checked:
 
 @exercise()
 def check_checkpointing(my_network: Any) -> Checked:
-    """Whether `my_network(blocks)` gives a module that computes what the blocks do and keeps far less for backward."""
+    """Whether `my_network(blocks)` returns a module that computes the same as the blocks and keeps far less for
+    backward."""
     with seeded():
         blocks = [Block(16).double() for _ in range(6)]
         x = torch.randn(32, 16, dtype=torch.float64, requires_grad=True)

@@ -46,7 +46,7 @@ _COLOURS = {"fp32": "#222222", "fp16": ORANGE, "fp16, scaled": "#1E7B45", "bf16"
 
 
 class Format(Struct, frozen=True):
-    """A binary floating-point format: one bit is the sign's, the others are the exponent's and the fraction's."""
+    """A binary floating-point format: one sign bit, the other bits are exponent and fraction."""
 
     name: str
     exponent_bits: int
@@ -54,7 +54,7 @@ class Format(Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str, dtype: torch.dtype) -> Format:
-        """As torch.finfo has it."""
+        """The format of a dtype, from torch.finfo."""
         info = torch.finfo(dtype)
         fraction = -round(math.log2(info.eps))
         return cls(name, info.bits - 1 - fraction, fraction)
@@ -70,13 +70,13 @@ class Format(Struct, frozen=True):
 
     @property
     def smallest_log2(self) -> int:
-        """The same of its smallest number above zero (subnormal, with fewer digits)."""
+        """The logarithm to base 2 of its smallest positive number (subnormal, with fewer digits)."""
         return 2 - (1 << self.exponent_bits - 1) - self.fraction_bits
 
 
 FORMATS: tuple[Format, ...] = (
     Format.of("fp32", torch.float32),
-    Format("TF32", 8, 10),  # no dtype of torch: what a GPU's matrix units make of fp32
+    Format("TF32", 8, 10),  # not a torch dtype: used by tensor cores for fp32
     Format.of("fp16", torch.float16),
     Format.of("bf16", torch.bfloat16),
 )
@@ -93,7 +93,7 @@ def format_table() -> Table:
 
 
 def draw_formats() -> Figure:
-    """What each format can hold: a bar over the powers of ten, and the digits that it keeps of a number."""
+    """The range of each format as a bar over the powers of ten, and the digits that it keeps of a number."""
     rows = []
     for one in FORMATS:
         low, high = one.smallest_log2 * math.log10(2), one.largest_log2 * math.log10(2)
@@ -136,10 +136,10 @@ OF_TWO: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def autocast_table(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Table:
-    """Which operators autocast computes in `dtype`, which in fp32, which as their inputs come: tried one by one."""
+    """Which operators autocast computes in `dtype`, which in fp32, which in their inputs' format: tried one by one."""
 
     def result(name: str, dtype: torch.dtype) -> torch.dtype | None:
-        """The format of what comes out; None where the device has no such operator for that format."""
+        """The format of the result; None if the device has no such operator for that format."""
         with suppress(RuntimeError, NotImplementedError):
             return OPERATORS[name](torch.rand(8, 8, device=device).add(0.5).to(dtype)).dtype
         return None
@@ -182,7 +182,7 @@ def _product_speed(a: Tensor, b: Tensor, dtype: torch.dtype) -> Speed:
 
 
 def _repeated(a: Tensor, b: Tensor, least_s: float = 0.01) -> Callable[[], float]:
-    """Seconds of one product: of as many in a row as take about `least_s`, so that a clock can tell."""
+    """Seconds of one product, timed over as many in a row as take about `least_s`, so that the clock resolves it."""
     once = seconds_of(lambda: torch.mm(a, b))
     once()
     count = min(1000, max(1, math.ceil(least_s / once())))
@@ -191,15 +191,15 @@ def _repeated(a: Tensor, b: Tensor, least_s: float = 0.01) -> Callable[[], float
 
 
 def at_most(share: float, times: float) -> float:
-    """The speedup of a step where only `share` of it gets the speedup `times`: Amdahl's law."""
+    """The speedup of a step in which only `share` gets the speedup `times`: Amdahl's law."""
     return 1 / (1 - share + share / times)
 
 
 @notes
 def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure:
-    """Experiments of `amp=bf16` by the share of products in their step, under what Amdahl's law allows on this device.
+    """Experiments of `amp=bf16` by the share of products in their step, under the limit of Amdahl's law on this device.
 
-    `names`: the words of each dot by the experiment's name. The law's ratio is that of one product, measured here.
+    `names`: the text of each dot by the experiment's name. The ratio in the law is that of one product, measured here.
     """
     dots = []
     for name, words in names.items():
@@ -233,36 +233,36 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure:
 
 
 class SmallLoss(Struct, frozen=True):
-    """A classifier of digits with four hidden layers, whose loss counts little: `weight` times the cross-entropy."""
+    """A classifier of digits with four hidden layers and a small loss: `weight` times the cross-entropy."""
 
     weight: float = LOSS_WEIGHT
     device: torch.device = field(default_factory=default_device)
     digits: DigitsInMemory = field(default_factory=DigitsInMemory)
 
     def model(self) -> nn.Module:
-        """From the same start each time."""
+        """The model, always with the same initial weights."""
         with seeded():
             layers = [nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(4)]
             return nn.Sequential(*layers, nn.Linear(64, 10)).to(self.device)
 
     def loss(self, model: nn.Module, rows: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """Of these rows; `dtype`: what autocast computes in, None without it."""
+        """The loss of these rows; `dtype`: the format of autocast, None without autocast."""
         pixels, labels = self.digits.pixels[rows].to(self.device), self.digits.labels[rows].to(self.device)
         with torch.autocast(self.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Tensor = self.weight * functional.cross_entropy(model(pixels), labels)
         return loss
 
     def gradients(self, dtype: torch.dtype | None, scale: float = 1.0) -> Tensor:
-        """Of all weights, as they are after backward(): multiplied by `scale`."""
+        """The gradients of all weights as after backward(): multiplied by `scale`."""
         model = self.model()
         with one_thread():
             torch.autograd.backward(scale * self.loss(model, torch.arange(512), dtype))
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).cpu()
 
     def losses(self, dtype: torch.dtype | None, *, scaled: bool = False, steps: int = 80) -> list[float]:
-        """Of each step of a training, without the weight."""
+        """The loss of each step of a training, without the weight."""
         model, rows = self.model(), torch.Generator().manual_seed(1)
-        # Adam divides by the size of the gradients, so that the weight of the loss changes nothing; eps must not rule
+        # Adam divides by the size of the gradients, so the weight of the loss has no effect if eps does not dominate
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-12)
         scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
         curve = []
@@ -282,7 +282,7 @@ def draw_gradients(weight: float = LOSS_WEIGHT) -> Figure:
     gradients = SmallLoss(weight).gradients(None).abs()
     sizes = gradients[gradients > 0].log2().numpy()
     half = FORMATS[2]
-    lost = sizes < half.smallest_log2 - 1  # half of the smallest rounds to zero
+    lost = sizes < half.smallest_log2 - 1  # half of the smallest number rounds to zero
     title = f"gradients of one step, computed in fp32: {percent(float(lost.mean()))} lie below what fp16 can hold"
     with plot(8, 2.6, title, bare=BARE) as (figure, axes):
         axes.hist([sizes[lost], sizes[~lost]], bins=list(range(-48, 20)), stacked=True, color=[ORANGE, BLUE])
@@ -296,7 +296,7 @@ def draw_gradients(weight: float = LOSS_WEIGHT) -> Figure:
 
 
 def lost_gradients(powers: Sequence[int], weight: float = LOSS_WEIGHT) -> Table:
-    """What becomes of the gradients in fp16 with the loss times 2 to these powers, and in bf16 as it is."""
+    """The gradients in fp16 with the loss times 2 to these powers, and in bf16 with the unscaled loss."""
     study = SmallLoss(weight)
     exact = study.gradients(None)
     rows = []
@@ -327,15 +327,15 @@ def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
 CLIPPED_NORM = 1.0
-_NEAR = 0.02  # relative: gradients are of 16 bits
+_NEAR = 0.02  # relative: gradients have 16 bits
 
 
-_BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients must be clipped; the last overflows
+_BATCHES = (20.0, 20.0, 1e6)  # factors on the inputs: the gradients must be clipped; the last overflows
 
 
 @exercise()
 def check_amp_step(amp_step: Any) -> Checked:
-    """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
+    """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a correct step in fp16, scaled and clipped."""
     device = default_device()
     mine, expected = RecordingScaler(device), RecordingScaler(device)
     for count, enlarged in enumerate(_BATCHES, start=1):
@@ -447,7 +447,7 @@ def _is_near(value: float, expected: float) -> bool:
 
 
 def _faults_of_overflow(mine: RecordingScaler) -> Iterator[str]:
-    """The same of a call whose gradients are not finite."""
+    """What is wrong with a step whose gradients are not finite."""
     start = "With a batch whose gradients overflow"
     if mine.error:
         yield (f"{start}, it does not run ({mine.error}). The scaler leaves such a step out by itself.")

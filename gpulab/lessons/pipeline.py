@@ -1,4 +1,4 @@
-"""A model of a pipeline: which stage works on which micro-batch when, and how long it has nothing to do."""
+"""A model of a pipeline: which stage works on which micro-batch when, and how long it idles."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpulab.lessons.lanes import Kind, Lane, Model, Played, Sliders, draw_lanes,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORWARD_MS, BACKWARD_MS = 10.0, 20.0  # of a whole batch in one stage: the backward pass has about twice the arithmetic
-MOST_LABELLED = 12  # micro-batches: more numbers would cover each other
+FORWARD_MS, BACKWARD_MS = 10.0, 20.0  # of a whole batch in one stage: backward has about twice the arithmetic
+MOST_LABELLED = 12  # micro-batches: more numbers would overlap
 
 Schedule = Literal["GPipe", "1F1B"]
 
@@ -34,7 +34,7 @@ Orders = Callable[[int, int, int], Order]  # stage, stages, micro-batches → wh
 
 
 class StagesWait(Exception):
-    """Each stage waits for another; `waiting` has the operation at which each of them stands."""
+    """Each stage waits for another; `waiting` has the operation at which each stage is blocked."""
 
     def __init__(self, waiting: dict[int, Operation]) -> None:
         super().__init__(", ".join(f"stage {stage} waits at {operation}" for stage, operation in waiting.items()))
@@ -47,7 +47,7 @@ def gpipe(stage: int, stages: int, micro_batches: int) -> Order:
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Order:
-    """As few forward passes ahead as fill the pipeline, then one backward pass after each forward pass."""
+    """Only as many forward passes as fill the pipeline, then one backward pass after each forward pass."""
     ahead = min(stages - stage - 1, micro_batches)
     order = [Operation("F", i) for i in range(ahead)]
     for i in range(micro_batches - ahead):
@@ -59,10 +59,10 @@ SCHEDULES: dict[Schedule, Orders] = {"GPipe": gpipe, "1F1B": one_forward_one_bac
 
 
 class Pipeline(Model, frozen=True):
-    """`slowest` is how many times as long the last stage takes as each of the others.
+    """`slowest` is the factor by which the last stage takes longer than each of the others.
 
-    A stage runs its operations in their order, each when what it needs is there: a forward pass the one of the stage
-    before, a backward pass the one of the stage after. Messages take no time. definitions.md, "Bubble of a pipeline".
+    A stage runs its operations in order, each when its input is there: a forward pass needs that of the previous stage,
+    a backward pass that of the next stage. Messages take no time. definitions.md, "Bubble of a pipeline".
     """
 
     stages: int = 4
@@ -98,7 +98,7 @@ def _pipeline_title(name: str, played: Played) -> str:
 
 
 def draw_orders(orders: Orders, stages: int, micro_batches: int, name: str) -> Figure:
-    """The stages of a schedule of one's own. Raises StagesWait."""
+    """The stages of a custom schedule. Raises StagesWait."""
     played = play_orders(orders, stages, micro_batches)
     return draw_lanes(played.lanes, _pipeline_title(name, played), meanings=Pipeline.MEANINGS)
 
@@ -109,14 +109,14 @@ def batches(count: int) -> str:
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """The share of a step, 0 to 1, in which each of `stages` equal stages has nothing to do: (p - 1) / (m + p - 1)."""
+    """The share of a step, 0 to 1, in which each of `stages` equal stages idles: (p - 1) / (m + p - 1)."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def play_orders(orders: Orders, stages: int, micro_batches: int, slowest: float = 1.0) -> Played:
     """Play one batch; `each` is the most micro-batches whose activations a stage holds at once.
 
-    Raises StagesWait where the stages wait for each other, or for what nobody runs.
+    Raises StagesWait if the stages wait for each other, or for an operation that no stage runs.
     """
     every = [[Operation(*operation) for operation in orders(stage, stages, micro_batches)] for stage in range(stages)]
     waiting = [list(order) for order in every]
@@ -143,7 +143,7 @@ def play_orders(orders: Orders, stages: int, micro_batches: int, slowest: float 
 
 
 def _ready(operation: Operation, stage: int, stages: int, ends: dict[tuple[int, Operation], float]) -> float | None:
-    """When what an operation needs is there; None while it is not."""
+    """When an operation's input is there; None while it is not."""
     if operation.way == "F":
         return 0.0 if stage == 0 else ends.get((stage - 1, operation))
     own = ends.get((stage, Operation("F", operation.micro_batch)))
@@ -152,5 +152,5 @@ def _ready(operation: Operation, stage: int, stages: int, ends: dict[tuple[int, 
 
 
 def _most_saved(order: Order) -> int:
-    """A forward pass keeps its activations until the backward pass of the same micro-batch."""
+    """The most micro-batches with saved activations: each keeps them from its forward to its backward pass."""
     return int(np.cumsum([1 if operation.way == "F" else -1 for operation in order]).max())

@@ -51,28 +51,28 @@ if TYPE_CHECKING:
 Sample = tuple[Tensor, Tensor]
 
 COUNT = 600  # pictures
-STORED_PIXELS, PIXELS = 160, 32  # sides: of a stored picture, and of what the model sees
+STORED_PIXELS, PIXELS = 160, 32  # sides of a stored picture, and of the model's input
 SHARDS = 4
-LEAST_SPEEDUP = 3.0  # speedup: to decode a picture against to read a row
+LEAST_SPEEDUP = 3.0  # speedup: reading a row over decoding a picture
 READ_BYTES = 1 << 16
 IMAGES, LABELS, HDF5 = "images.npy", "labels.npy", "pictures.h5"
 SHARD_NAMES = tuple(f"shard-{shard}.tar" for shard in range(SHARDS))
 
 
 def lesson_folder() -> Path:
-    """Where the lesson keeps its pictures: `.gpulab/lesson04` of the working folder; `remove_files` takes it away."""
+    """The folder of the lesson's pictures: `.gpulab/lesson04` in the working folder; `remove_files` deletes it."""
     return default_root().parent / "lesson04"
 
 
 def remove_files() -> None:
-    """Delete what the lesson has written."""
+    """Delete the files that the lesson has written."""
     shutil.rmtree(lesson_folder(), ignore_errors=True)
 
 
 def picture_folder() -> Path:
     """A folder of JPEG files, "0000_3.jpg" with the label at the end; written on first use.
 
-    scikit-learn's digits, enlarged and in colour. Raises GpulabError where they cannot be written.
+    scikit-learn's digits, enlarged and in colour. Raises GpulabError if they cannot be written.
     """
     root = lesson_folder() / "pictures"
     if len(list(root.glob("*.jpg"))) == COUNT:
@@ -91,14 +91,14 @@ def picture_folder() -> Path:
 
 
 def decoded(path: Path) -> Tensor:
-    """What the model sees of a file: float32 [3, 32, 32], between 0 and 1."""
+    """The model's input from a file: float32 [3, 32, 32], between 0 and 1."""
     with Image.open(path) as file:
         small = file.convert("RGB").resize((PIXELS, PIXELS), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.asarray(small, dtype=np.float32).transpose(2, 0, 1) / 255)
 
 
 class PictureFiles(Dataset[Sample]):
-    """The pictures as people store them: each is opened, decoded and made small whenever it is wanted."""
+    """The pictures as usually stored: each is opened, decoded and shrunk whenever it is read."""
 
     def __init__(self) -> None:
         self.paths = sorted(picture_folder().glob("*.jpg"))
@@ -112,9 +112,9 @@ class PictureFiles(Dataset[Sample]):
 
 
 def prepare(kinds: tuple[str, ...] = ("memmap", "shards")) -> Table:
-    """Do the work once: every picture is decoded and written into the fast formats that are asked for.
+    """Do the work once: every picture is decoded and written in the requested fast formats.
 
-    Says how long it took and how large each became. Raises GpulabError where a format's package is missing.
+    The table has the time and size of each. Raises GpulabError if a format's package is missing.
     """
     root, pictures = lesson_folder(), PictureFiles()
     began = time.perf_counter()
@@ -135,7 +135,7 @@ def prepare(kinds: tuple[str, ...] = ("memmap", "shards")) -> Table:
 
 
 def _write_shards(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> list[Path]:
-    """Tar files, as webdataset has them: the numbers of a sample beside its label, one sample after the other."""
+    """Tar files in the format of webdataset: the data of a sample next to its label, one sample after the other."""
     for name, rows in zip(SHARD_NAMES, np.array_split(np.arange(len(labels)), SHARDS), strict=True):
         with tarfile.open(root / name, "w") as tar:
             for row in rows:
@@ -159,7 +159,7 @@ def _write_hdf5(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any
 
 
 def _prepared(folder: Path | None, names: Sequence[str], call: str = "prepare()") -> Path:
-    """The folder with these files, which that call writes. Raises UsageError naming its cell where one is missing."""
+    """The folder with these files, which `call` writes. Raises UsageError naming its cell if a file is missing."""
     root = lesson_folder() if folder is None else folder
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
@@ -171,7 +171,7 @@ def _prepared(folder: Path | None, names: Sequence[str], call: str = "prepare()"
 class MemoryMap(Dataset[Sample]):
     """The decoded pictures in one file that the system maps into memory: only the pages in use are read.
 
-    Raises UsageError before `prepare`, as all that read what it writes.
+    Raises UsageError before `prepare`, like all readers of its files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -190,7 +190,7 @@ class MemoryMap(Dataset[Sample]):
 
 
 class InMemory(MemoryMap):
-    """All decoded pictures in memory: what a cache comes to."""
+    """All decoded pictures in memory: the end state of a cache."""
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder)
@@ -198,7 +198,7 @@ class InMemory(MemoryMap):
 
 
 class Hdf5(Dataset[Sample]):
-    """The same in HDF5, one chunk per picture; each worker opens the file for itself."""
+    """The decoded pictures in HDF5, one chunk per picture; each worker opens the file itself."""
 
     def __init__(self) -> None:
         root = _prepared(None, (HDF5, LABELS), 'prepare(kinds=("hdf5",))')
@@ -218,7 +218,7 @@ class Hdf5(Dataset[Sample]):
 
 
 class Shards(IterableDataset[Sample]):
-    """The same from tar files, read from beginning to end: what storage far away is best at. Not shuffled."""
+    """The decoded pictures from tar files, read sequentially, which suits remote storage best. Not shuffled."""
 
     def __init__(self) -> None:
         root = _prepared(None, SHARD_NAMES)
@@ -247,7 +247,7 @@ STORAGES: Mapping[str, Callable[[], Any]] = {
 
 
 def loader_of(storage: str, batch_size: int = 32) -> DataLoader[Any]:
-    """A DataLoader of that storage, in the order of the files; shards know no other."""
+    """A DataLoader of that storage, in the order of the files, the only order of shards."""
     if storage not in STORAGES:
         raise GpulabError(f"There is no storage {storage!r}: {', '.join(STORAGES)}.")
     return DataLoader(STORAGES[storage](), batch_size=batch_size)
@@ -282,8 +282,7 @@ def forget(paths: list[Path]) -> bool:
 def cold_and_warm() -> Table:
     """Where the time of a picture goes: reading its bytes cold and warm, decoding it, and reading the decoded row.
 
-    Cold: the page cache was asked to forget the files before. A folder that lies in memory has no cold cache, and then
-    both are alike.
+    Cold: the page cache was asked to drop the files before. For a folder in memory, cold and warm are the same.
     """
     mapped, paths = MemoryMap(), PictureFiles().paths
     with waiting("reading cold and warm"):
@@ -317,14 +316,14 @@ def _read_all(paths: list[Path]) -> float:
 
 # -- three runs of a training ------------------------------------------------------------------------------------------
 
-FETCH_COLOUR = "#CC79A7"  # as the report of headspace has the files that are read from the disk
+FETCH_COLOUR = "#CC79A7"  # as in the headspace report for files read from the disk
 
 
 @notes
 def draw_split() -> Figure:
     """The three runs of the latest `%gpulab headspace` as bars, each with what a step of it consists of.
 
-    A part that the runs leave open is hatched, and a run that is not possible here says why in the place of its bar.
+    A part that the runs leave open is hatched; a run that is not possible here has its reason in place of its bar.
     """
     if not headspaces:
         raise NotMeasured("There are no three runs yet: run the cell with %gpulab headspace first.")

@@ -1,4 +1,4 @@
-"""Lesson 02, profile first: a trace drawn and read in three ways, and a line to find and to write anew."""
+"""Lesson 02, profile first: a trace drawn and read in three ways, and a costly line to find and rewrite."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ Shift: TypeAlias = Callable[[Images, Images], object]
 
 _PARTS = {What.LOADER: "data_wait", What.UPDATE: "optimizer", What.ZEROING: "optimizer"}
 DEPTH = 3  # rows of nested operators that are drawn
-LIMIT_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of a step, as the formula is marked at
-LABELLED = 0.07  # of the step: a shorter span has no room for its name
+LIMIT_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # shares of a step that are marked on the curve
+LABELLED = 0.07  # share of the step: a shorter span has no room for its name
 PLUGIN_S = 120.0
 LEAST_SPEEDUP = 3.0  # speedup over the given function
 SHAPES = ((4, 8, 6), (1, 3, 5), (7, 5, 5))  # images, rows, columns
@@ -61,7 +61,7 @@ CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
 
 
 def draw_limit() -> Figure:
-    """The largest possible speedup of a step, by the share of it that is taken away: Amdahl's law."""
+    """The largest possible speedup of a step by the share that is removed: Amdahl's law."""
     shares = np.linspace(0, max(LIMIT_SHARES), 200)
     title, x = "the largest speedup of a share: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
     with plot(8, 2.6, title, x, "speedup", note="a formula, not a measurement", bare=("top", "right")) as (
@@ -79,7 +79,8 @@ def draw_limit() -> Figure:
 
 @notes
 def limit_beside_share(run_name: str, experiment: str) -> Table:
-    """What the report's share promised, beside what was measured without the shift, each as a factor and as a share."""
+    """The gain promised by the report's share and the gain measured without the shift, each as a factor and as a
+    share."""
     diagnosed, most = diagnose(latest_run(run_name)), times_faster(experiment)
     line = next((finding for finding in diagnosed.findings if finding.source_line), None)
     promised = line.cost_us / diagnosed.step_us if line is not None and diagnosed.step_us else 1.0
@@ -101,7 +102,7 @@ def limit_beside_share(run_name: str, experiment: str) -> Table:
 
 
 def trace_file(name: str) -> Path:
-    """Where PyTorch's own trace of the latest run of that name lies. Raises StoreError where there is none."""
+    """The path of PyTorch's trace of the latest run of that name. Raises StoreError if there is none."""
     path = folders.trace_path(runs.store.find(runs[name].id))
     if path is None:
         raise StoreError(f"The run {name!r} has no trace: run its cell again, without --no-trace.")
@@ -140,8 +141,8 @@ def _tracks(timeline: Timeline, begin: int, end: int) -> list[tuple[str, Int64]]
     inside = (timeline.start_ns < end) & (timeline.end_ns > begin) & (timeline.duration_ns > 0)
     spans = labels(timeline)
     tree = CallTree.of(spans, np.flatnonzero(inside & spans.of(*OPERATORS, *COLLECTIVES, *MARKS)))
-    depth = np.zeros(len(tree.parent), dtype=np.int64)  # how many spans enclose each
-    for i, above in enumerate(tree.parent.tolist()):  # a parent stands before its children
+    depth = np.zeros(len(tree.parent), dtype=np.int64)  # number of enclosing spans
+    for i, above in enumerate(tree.parent.tolist()):  # parents precede their children
         depth[i] = depth[above] + 1 if above >= 0 else 0
     tracks: list[tuple[str, Int64]] = []
     lanes = timeline.lane_id[tree.rows]
@@ -171,7 +172,7 @@ data.analyze()
 costs = {role.name: float(data.avg_costs.costs[role]) for role in ProfileRole}
 print(json.dumps({"costs": costs, "advice": len(data.recommendations)}))
 """
-_ROLES = {  # of the plugin, beside the parts of gpulab that mean the same
+_ROLES = {  # roles of the plugin, with the equivalent parts of gpulab
     "waiting for the DataLoader": (("DataLoader",), ("data_wait",)),
     "operators on the CPU": (("CpuOp",), ("compute",)),
     "kernels, copies, calls of a GPU": (
@@ -184,7 +185,7 @@ _ROLES = {  # of the plugin, beside the parts of gpulab that mean the same
 
 @notes
 def plugin_beside(name: str) -> Table | Note:
-    """A profiled step of that run by gpulab's accounting, and by the plugin's own code, which runs in a process."""
+    """A profiled step of that run by gpulab's accounting, and by the plugin's own code, run in a separate process."""
     breakdown = latest_facts(name).breakdown
     if breakdown is None:
         raise NotMeasured(f"The run {name!r} has no trace: run its cell again, without --no-trace.")
@@ -201,7 +202,7 @@ def plugin_beside(name: str) -> Table | Note:
 
 
 def _plugin_costs(path: Path) -> dict[str, float] | None:
-    """Microseconds of a mean step by the plugin's own roles; None where it fails on the trace."""
+    """Microseconds of a mean step by the plugin's roles; None if the plugin fails on the trace."""
     command = [sys.executable, "-c", _PLUGIN, str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PLUGIN_S, check=True, env=marked())
@@ -213,7 +214,7 @@ def _plugin_costs(path: Path) -> dict[str, float] | None:
 
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
-_OTHER_LINES = (  # part of a line, and what is to be said of it
+_OTHER_LINES = (  # part of a line, and its hint
     (
         ".item()",
         "The loss is one number, and on the CPU it is there already. (On a GPU this line makes the program wait for "
@@ -238,7 +239,7 @@ _OTHER_LINES = (  # part of a line, and what is to be said of it
 
 @exercise('Put the text of the line, as "…" in quotes, in place of the dots, then run that cell and this one again.')
 def check_costliest(costliest_line: object) -> Checked:
-    """Whether that is the line that costs most in the run "first": its text, a part of it, or its number."""
+    """Whether the answer is the costliest line in the run "first": its text, a part of the text, or its number."""
     reported, doubt = "", ""
     with suppress(NotMeasured):
         findings = diagnose(latest_run("first")).findings
@@ -266,12 +267,12 @@ def check_costliest(costliest_line: object) -> Checked:
 
 
 def _plain(text: str) -> str:
-    """Without white space and comment."""
+    """The line without white space and comment."""
     return "".join(text.partition("#")[0].split())
 
 
 def rolled(images: Images, offsets: Images) -> Images:
-    """Each image's rows, moved to the right by its offset; what leaves at one side comes back at the other."""
+    """Each image's rows, shifted to the right by its offset, with wrap-around."""
     columns = (np.arange(images.shape[2]) - np.asarray(offsets)[:, None]) % images.shape[2]
     moved: Images = np.take_along_axis(images, columns[:, None, :], axis=2)
     return moved
@@ -312,7 +313,7 @@ SHIFT_MISTAKES: Mistakes = (
 
 @exercise()
 def check_rewrite(my_shift: Shift, shift: Shift) -> Checked:
-    """Whether `my_shift(images, offsets)` gives what `shift` gives, and is faster."""
+    """Whether `my_shift(images, offsets)` returns the same as `shift`, and is faster."""
     if my_shift is shift:
         return wrong("That is the function you were given: it cannot be faster than itself.")
     cases = [_example(shape) for shape in SHAPES]
@@ -368,7 +369,7 @@ def _form(got: object, expected: Images) -> str:
 
 
 def _example(shape: tuple[int, int, int]) -> tuple[Images, Images]:
-    """Images [n, rows, columns] of different numbers, and offsets [n] to both sides.
+    """Images [n, rows, columns] of distinct numbers, and offsets [n] in both directions.
 
     With the first shape each mistake gives other images; with the others, offsets may be 0 or longer than a row.
     """
