@@ -1,7 +1,8 @@
-"""What a learner did, a line for each check and guess: kept in their own folder, and in the class's where there is one.
+"""A learner's progress, a line for each check and guess: stored in the learner's folder, and in that of a class, if
+any.
 
-A line has the lesson, the exercise, what came of it, the guess, the measurement and the time: no code, no path. With
-`GPULAB_CLASS` set, which only the instructor does, the same lines also go where it says, one file per learner.
+A line has the lesson, the exercise, its result, the guess, the measurement and the time: no code, no path. If the
+instructor sets `GPULAB_CLASS`, the same lines also go to that place, one file per learner.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FILE = "progress.jsonl"
 LEARNER_FILE = "learner.json"
 LONGEST_NAME = 40  # characters
 ANSWER_S = 2.0
-LONGEST_LINE_BYTES = 4_000  # a longer one is none of ours
+LONGEST_LINE_BYTES = 4_000  # a longer line is not from gpulab
 MOST_LINES = 100_000
 
 
@@ -36,7 +37,7 @@ Figure = Annotated[float, Meta(gt=-1e12, lt=1e12)]
 
 
 class Line(Struct, frozen=True, omit_defaults=True):
-    """One check or guess. `guess` and `measured` are both in per cent, or both factors; None where there is none."""
+    """One check or guess. `guess` and `measured` are both in per cent, or both factors; None if missing."""
 
     lesson: Annotated[str, Meta(min_length=1)]
     exercise: str = ""
@@ -50,7 +51,7 @@ class Line(Struct, frozen=True, omit_defaults=True):
 
     @property
     def moment(self) -> datetime | None:
-        """None where the line has no time that can be read."""
+        """The time of the line; None if it cannot be read."""
         with suppress(ValueError):
             moment = datetime.fromisoformat(self.time)
             return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -58,20 +59,21 @@ class Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Learner(Struct, frozen=True):
-    """Who works here. `token` keeps two learners of one name apart; both stand in a file of this folder."""
+    """The learner in this folder. `token` separates learners with the same name; a file in the folder has name and
+    token."""
 
     name: str
     token: Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]
 
     @property
     def file_name(self) -> str:
-        """Of the class folder: letters, digits and dashes of the name, and the token."""
+        """The learner's file in the class folder: letters, digits and dashes of the name, and the token."""
         slug = re.sub(r"[^A-Za-z0-9]+", "-", self.name).strip("-").lower()[:LONGEST_NAME]
         return f"{slug or 'learner'}-{self.token}.jsonl"
 
 
 class Outlet:
-    """Where lines go beside the learner's own file; `words` say it to the learner."""
+    """A destination of lines apart from the learner's own file; `words` describe it to the learner."""
 
     def __init__(self, learner: Learner, words: str) -> None:
         self.learner = learner
@@ -79,7 +81,7 @@ class Outlet:
         self._pending: list[Line] = []
 
     def write(self, line: Line) -> str | None:
-        """Why it could not, or None. What could not be written goes with the next line."""
+        """Write a line; returns the reason of a failure, or None. Unwritten lines are written with the next one."""
         self._pending.append(replace(line, learner=self.learner.name))
         while self._pending:
             problem = self._send(self._pending[0])
@@ -89,7 +91,7 @@ class Outlet:
         return None
 
     def rename(self, learner: Learner) -> None:
-        """From here on the lines are of that name."""
+        """Use that learner's name for further lines."""
         self.learner = learner
 
     def _send(self, line: Line) -> str | None:
@@ -104,11 +106,11 @@ class ClassFolder(Outlet):
         self.folder = folder
 
     def _send(self, line: Line) -> str | None:
-        """A folder that is not there is not made: the instructor makes it."""
+        """Append to the learner's file. A missing folder is not created: that is for the instructor."""
         return _append(self.folder / self.learner.file_name, line)
 
     def rename(self, learner: Learner) -> None:
-        """What was written under the name before belongs to the new one, unless that has a file already."""
+        """Rename the learner's file, unless the new name already has a file."""
         before, after = self.folder / self.learner.file_name, self.folder / learner.file_name
         with suppress(OSError):
             if before != after and before.exists() and not after.exists():
@@ -117,12 +119,12 @@ class ClassFolder(Outlet):
 
 
 class Progress:
-    """The learner's own file, and the outlets of the class. A line that cannot be written stops nothing."""
+    """The learner's own file, and the outlets of the class. A line that cannot be written stops no lesson."""
 
     def __init__(self, folder: Path | None = None, outlets: tuple[Outlet, ...] = ()) -> None:
         self.folder = default_root().parent if folder is None else folder
         self.outlets = outlets
-        self.problems: dict[str, str] = {}  # by where, the first reason
+        self.problems: dict[str, str] = {}  # the first reason, by place
 
     @property
     def path(self) -> Path:
@@ -145,7 +147,7 @@ class Progress:
         return _append(self.path, line)
 
     def lines(self) -> list[Line]:
-        """The learner's own, the oldest first; without what cannot be read."""
+        """The readable lines of the learner's own file, the oldest first."""
         return list(read_lines(self.path))
 
 
@@ -155,9 +157,9 @@ def now() -> str:
 
 
 def learner(folder: Path | None = None, name: str | None = None) -> Learner:
-    """Who works in this folder; `name` renames. Who has chosen none is "learner" and four characters.
+    """The learner in this folder; `name` renames. The default name is "learner" and four characters.
 
-    Where the folder cannot be written, the token lasts as long as this process.
+    If the folder cannot be written, the token lasts only as long as this process.
     """
     path = (default_root().parent if folder is None else folder) / LEARNER_FILE
     before = Learner("", _TOKEN)
@@ -176,14 +178,14 @@ _TOKEN = os.urandom(3).hex()
 
 
 def _plain_name(name: str) -> str:
-    """Without control characters, which no screen shows, and not too long."""
+    """The name without control characters, cut to the longest length."""
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:LONGEST_NAME]
 
 
 class ClassService(Outlet):
-    """The board as a service of the JupyterHub that runs this notebook: lines go there with the notebook's own token.
+    """The board as a service of the JupyterHub that runs this notebook; lines are sent with the notebook's own token.
 
-    The hub says whose token it is, so nobody can write for another; it has a name of its own for each user.
+    The hub says whose token it is, so nobody can write for another user; it has a unique name for each user.
     """
 
     def __init__(self, url: str, token: str, learner: Learner) -> None:
@@ -192,7 +194,7 @@ class ClassService(Outlet):
         self._token = token
 
     def _send(self, line: Line) -> str | None:
-        """A hub that does not answer within two seconds keeps nobody waiting longer."""
+        """Post the line; gives up after two seconds without an answer."""
         request = urllib.request.Request(
             self.url.rstrip("/") + "/lines",
             data=msgspec.json.encode(line),
@@ -209,7 +211,7 @@ class ClassService(Outlet):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token goes nowhere but where the instructor said."""
+    """Refuses redirects, so that the token goes only to the instructor's address."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
@@ -219,9 +221,9 @@ _DIRECT = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({
 
 
 def class_outlets(who: Learner, environment: Mapping[str, str] = os.environ) -> tuple[Outlet, ...]:
-    """Where the instructor wants the lines to go as well: nowhere, unless `GPULAB_CLASS` is set.
+    """The further destinations of lines that the instructor set; none unless `GPULAB_CLASS` is set.
 
-    A folder, or the address of the board's service where JupyterHub runs this notebook.
+    A folder, or the address of the board's service if JupyterHub runs this notebook.
     """
     where = environment.get(CLASS_VARIABLE, "").strip()
     if not where:
@@ -232,7 +234,7 @@ def class_outlets(who: Learner, environment: Mapping[str, str] = os.environ) -> 
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file, which others may be writing. What is no line of ours is left out; no file has none."""
+    """The lines of a file, which others may be writing. Other content is skipped; a missing file has no lines."""
     with suppress(OSError), path.open("rb") as file:
         for _ in range(MOST_LINES):
             content = file.readline(LONGEST_LINE_BYTES)
@@ -244,19 +246,19 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def parsed(content: bytes | str) -> Line | None:
-    """A line of a file; None for what is none."""
+    """A line parsed from a file; None for other content."""
     with suppress(msgspec.MsgspecError):
         return msgspec.json.decode(content, type=Line)
     return None
 
 
 def _append(path: Path, line: Line) -> str | None:
-    """One write of a whole line, so that no other's stands in it. Why it failed, or None."""
+    """Append a whole line in one write, so that lines are not mixed. Returns the reason of a failure, or None."""
     try:
         content = msgspec.json.encode(line) + b"\n"
         with path.open("ab", buffering=0) as file:
             count = file.write(content)
-            if count != len(content):  # nothing of it, so that the next try begins a line
+            if count != len(content):  # undo, so that the next try begins a line
                 file.truncate(file.tell() - count)
                 return "the disk is full"
     except OSError as e:

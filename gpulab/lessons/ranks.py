@@ -1,8 +1,8 @@
-"""Ranks of the lessons: threads of this process for exercises, and the parts of lesson 12 that run in processes.
+"""Ranks for the lessons: threads of this process for exercises, and the parts of lesson 12 that run in processes.
 
-The threads offer calls of torch.distributed under the same names. Nothing is buffered: a message passes when one rank
-sends and the other receives. A deadlock is detected at once, without a timeout. A process of lesson 12 passes what it
-measures to the notebook in its trace, as the name of an annotation.
+The threads offer calls of torch.distributed under the same names. Messages are not buffered: a message passes when one
+rank sends and the other receives. A deadlock is detected at once, without a timeout. A process of lesson 12 passes what
+it measures to the notebook in its trace, as the name of an annotation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Deadlock(Exception):
-    """All ranks that still run wait for one another."""
+    """All running ranks wait for one another."""
 
 
 class Handle:
@@ -42,7 +42,7 @@ class Handle:
         self.is_done = False
 
     def wait(self) -> None:
-        """Wait until it has arrived. Raises Deadlock if it never can."""
+        """Wait until the message has arrived. Raises Deadlock if it never can."""
         self._ranks.wait(self._rank, self)
 
 
@@ -71,7 +71,7 @@ class _Ranks:
                 raise Deadlock(self.deadlock)
 
     def detect_deadlock(self) -> None:
-        """End all ranks if each that still runs waits for another."""
+        """End all ranks if each running rank waits for another."""
         stuck = {rank: handle for rank, handle in self.waiting.items() if not handle.is_done}
         if stuck and set(stuck) == self.running:
             self.deadlock = "; ".join(f"rank {rank} {handle.what}" for rank, handle in sorted(stuck.items()))
@@ -84,7 +84,7 @@ class _Ranks:
 
 
 class ThreadRank:
-    """One rank's view, with the names of `torch.distributed`. `sent_bytes`: what it has sent to other ranks."""
+    """One rank, with the functions of `torch.distributed`. `sent_bytes`: the bytes that it has sent to other ranks."""
 
     ReduceOp = ReduceOp
 
@@ -128,7 +128,8 @@ class ThreadRank:
         return received
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
-        """Their sum, or with `ReduceOp.AVG` their mean, in every rank's tensor. Raises ValueError for another `op`."""
+        """Put the sum, or with `ReduceOp.AVG` the mean, into every rank's tensor. Raises ValueError for another
+        `op`."""
         if op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ValueError("only ReduceOp.SUM and ReduceOp.AVG are there")
         self.when_exchanging()
@@ -165,7 +166,7 @@ class ThreadRank:
 
 
 class Ended(Struct):
-    """The results of the ranks, in their order, and how many bytes each sent."""
+    """The results of the ranks, in order, and how many bytes each rank sent."""
 
     results: list[Any]
     sent_bytes: list[int]
@@ -174,7 +175,7 @@ class Ended(Struct):
 def run_ranks(work: Callable[[ThreadRank], Result], ranks: int) -> Ended:
     """Call `work` in so many threads, each with its rank, and wait for all.
 
-    Raises what the first rank to fail raised, Deadlock where all wait. An interrupt ends the threads.
+    Raises the error of the first rank that failed, or Deadlock if all wait. An interrupt ends the threads.
     """
     shared = _Ranks(ranks)
     each = [ThreadRank(shared, rank) for rank in range(ranks)]
@@ -189,7 +190,7 @@ def run_ranks(work: Callable[[ThreadRank], Result], ranks: int) -> Ended:
                 results[rank] = work(each[rank])
         except Exception as e:
             failures.append(e)
-        except SystemExit:  # from `_end`, or the answer's own
+        except SystemExit:  # from `_end` or from the answer
             failures.append(RuntimeError(f"rank {rank} was ended"))
         finally:
             shared.ended(rank)
@@ -217,9 +218,9 @@ def _end(threads: Sequence[threading.Thread]) -> None:
 
 
 WIDTH = 64
-SAMPLE_MS = 3.0  # that the stand-in works on one sample in the forward pass; in the backward pass twice as long
+SAMPLE_MS = 3.0  # the stand-in's time per sample in the forward pass; backward takes twice as long
 QUICK_SAMPLE_MS = 0.8
-FORWARD, BACKWARD = "lesson::forward", "lesson::backward"  # as the report names them
+FORWARD, BACKWARD = "lesson::forward", "lesson::backward"  # as named in the report
 _NOTE = "lesson notes "
 
 
@@ -258,8 +259,8 @@ class _DeviceWork(torch.autograd.Function):
 class Stage(nn.Module):
     """Two small layers, whose work takes as long as on a device that needs `sample_ms` for each sample.
 
-    The layers are really computed: weights, gradients and loss are those of a training. A fixed sleep stands for the
-    device's time, because two processes seldom have two cores for themselves.
+    The layers are really computed: weights, gradients and loss are those of a training. A fixed sleep replaces the
+    device's time, because two processes seldom have two cores to themselves.
     """
 
     def __init__(self, width: int = WIDTH, sample_ms: float = SAMPLE_MS) -> None:
@@ -276,15 +277,15 @@ class Stage(nn.Module):
 class SavedActivations:
     """How many bytes autograd saves in forward passes for backward passes; `peak_bytes`: the most at once.
 
-    A tensor that several operators save, such as one's output that is the next one's input, counts once.
+    A tensor that several operators save, such as an output that is the next operator's input, counts once.
     """
 
     def __init__(self) -> None:
         self.now_bytes = self.peak_bytes = 0
-        self._holders: Counter[tuple[int, int]] = Counter()  # of each piece of memory: its place and its size
+        self._holders: Counter[tuple[int, int]] = Counter()  # by piece of memory: its address and size
 
     def keep(self, tensor: Tensor) -> _Saved:
-        """Count one more operator that saves it, until autograd drops the object that this returns."""
+        """Count one more operator that saves the tensor, until autograd drops the returned object."""
         saved, piece = _Saved(tensor), (tensor.data_ptr(), tensor.numel() * tensor.element_size())
         if not self._holders[piece]:
             self.now_bytes += piece[1]
@@ -305,7 +306,7 @@ class _Saved(Struct, weakref=True, eq=False):
 
 @contextmanager
 def saved_activations(model: nn.Module) -> Iterator[SavedActivations]:
-    """Count what is saved for backward passes inside, without the model's parameters."""
+    """Count the bytes that the block saves for backward passes, without the model's parameters."""
     saved = SavedActivations()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -320,7 +321,7 @@ def saved_activations(model: nn.Module) -> Iterator[SavedActivations]:
 
 
 def local_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """The bytes of these tensors in this process: of a tensor that is sharded over ranks, this rank's shard."""
+    """The bytes of these tensors in this process; for a tensor sharded over ranks, of this rank's shard."""
     parts = (getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors if tensor is not None)
     return sum(part.numel() * part.element_size() for part in parts)
 
@@ -335,13 +336,13 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iter
 
 
 def note(name: str, count: int) -> None:
-    """Write a figure into the trace, where `latest_note` reads it; `name` is one word."""
+    """Write a figure into the trace, from which `latest_note` reads it; `name` is one word."""
     with torch.profiler.record_function(f"{_NOTE}{name}={count}"):
         pass
 
 
 def latest_note(run: Run, name: str) -> int | None:
-    """The largest figure of that name in a run's trace; None where there is none."""
+    """The largest figure of that name in a run's trace; None if there is none."""
     beginning = f"{_NOTE}{name}="
     names = run.timeline.names if run.timeline is not None else ()
     return max((int(n.removeprefix(beginning)) for n in names if n.startswith(beginning)), default=None)

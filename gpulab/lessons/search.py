@@ -1,4 +1,4 @@
-"""Lesson 10, search with the meter running: small networks to choose from, trials, and a front of two objectives."""
+"""Lesson 10, search with the meter running: small networks to choose from, trials, and a Pareto front."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 Kind = Literal["dense", "conv", "depthwise"]
 Pair = tuple[float, float]  # time per sample, loss
 
-QUICK_TRIALS, QUICK_BATCHES = 4, 16  # the lesson's rule stops none of the first three, after ten batches
+QUICK_TRIALS, QUICK_BATCHES = 4, 16  # the lesson's rule never stops the first 3, and others after 10 batches
 
 
 def network(kind: Kind, width: int, depth: int) -> nn.Sequential:
-    """A classifier of 8 x 8 images: `depth` layers with `width` channels, and one that names the digit.
+    """A classifier of 8 x 8 images: `depth` layers with `width` channels, and an output layer.
 
-    "dense": every pixel with every other. "conv": 3 x 3 convolutions. "depthwise": from the second layer on each
-    channel on its own, then 1 x 1 across them, which is about a ninth of the arithmetic.
+    "dense": fully connected. "conv": 3 x 3 convolutions. "depthwise": from the second layer on, convolutions per
+    channel, then 1 x 1 across channels, with about a ninth of the arithmetic.
     """
     if kind == "dense":
         sizes = [64, *[4 * width] * depth]
@@ -58,13 +58,13 @@ def network(kind: Kind, width: int, depth: int) -> nn.Sequential:
 
 
 def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """Its batches, epoch after epoch; a few while it is quick."""
+    """The loader's batches, epoch after epoch; only a few in quick mode."""
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     return itertools.islice(batches, QUICK_BATCHES if is_quick() else None)
 
 
 def validation_loss(model: nn.Module) -> float:
-    """On the 357 digits that no trial trains on."""
+    """The loss on the 357 digits that no trial trains on."""
     device = next(model.parameters()).device
     images, labels = split_digits(training=False)
     model.eval()
@@ -75,14 +75,15 @@ def validation_loss(model: nn.Module) -> float:
 
 
 class Pace(Struct, frozen=True):
-    """The first steps of a trial. `share`: of their time the device works, 0 to 1; NaN where not measurable."""
+    """The first steps of a trial. `share`: share of their time in which the device works, 0 to 1; NaN if not
+    measurable."""
 
     us_per_sample: float
     share: float
 
 
 def first_pace(run: Run, batch_size: int) -> Pace:
-    """Time per sample and working share of a run of a few steps. Raises GpulabError for one without steps."""
+    """Time per sample and working share of a run of a few steps. Raises GpulabError for a run without steps."""
     step_us, works = facts(run).typical_step_us, working_share(facts(run))
     if step_us is None:
         raise GpulabError("The trial made too few steps to measure: give it at least ten.")
@@ -90,18 +91,18 @@ def first_pace(run: Run, batch_size: int) -> Pace:
 
 
 class Trial(Struct, frozen=True):
-    """One choice from the space, tried. `loss` is None where it was stopped, and `stopped` says why."""
+    """One tried choice from the search space. `loss` is None if the trial was stopped, and `stopped` says why."""
 
     choice: Mapping[str, Any]
-    seconds: float  # it took in all
-    us_per_sample: float  # of training; of its first steps where it was stopped
+    seconds: float  # in total
+    us_per_sample: float  # of training; of the first steps if stopped
     loss: float | None = None
     pace: Pace | None = None
     stopped: str = ""
 
     @property
     def words(self) -> str:
-        """All of its choice: "conv, width 32, depth 2, batch 64, rate 0.001, decay 0.1, shift"."""
+        """The whole choice: "conv, width 32, depth 2, batch 64, rate 0.001, decay 0.1, shift"."""
         parts = (v if isinstance(v, str) else f"{_heading(name)} {_value(v)}" for name, v in self.choice.items())
         return ", ".join(parts)
 
@@ -115,7 +116,7 @@ def _value(value: object) -> str:
 
 
 def run_trials(count: int, one: Callable[[list[Trial]], Trial]) -> list[Trial]:
-    """So many trials, each made by `one(trials so far)`; fewer while it is quick. What it raises passes."""
+    """`count` trials, each made by `one(trials so far)`; fewer in quick mode. Errors of `one` propagate."""
     trials: list[Trial] = []
     count = min(count, QUICK_TRIALS) if is_quick() else count
     with waiting(f"searching, {plural(count, 'trial')}"):
@@ -125,12 +126,12 @@ def run_trials(count: int, one: Callable[[list[Trial]], Trial]) -> list[Trial]:
 
 
 def is_beaten(one: Pair, by: Pair) -> bool:
-    """Whether `by` is at least as good in both and better in one."""
+    """Whether `by` is at least as good in both objectives and better in one."""
     return by[0] <= one[0] and by[1] <= one[1] and by != one
 
 
 def front_of(trials: Iterable[Trial]) -> list[Trial]:
-    """The trials that ran to their end and that no other one beats, the fastest first."""
+    """The completed trials that no other trial beats, the fastest first."""
     pairs = [(t, (t.us_per_sample, t.loss)) for t in trials if t.loss is not None and math.isfinite(t.loss)]
     best = [t for t, pair in pairs if not any(is_beaten(pair, other) for _, other in pairs)]
     return sorted(best, key=lambda t: t.us_per_sample)
@@ -139,7 +140,7 @@ def front_of(trials: Iterable[Trial]) -> list[Trial]:
 def table_of(trials: Sequence[Trial]) -> Table:
     """The trials as lines, the lowest loss first; a star marks those of the front.
 
-    Where their first steps were looked at, with the share in which the device worked.
+    If their first steps were measured, also with the share in which the device worked.
     """
     front = front_of(trials)
     columns: dict[str, Callable[[Trial], str]] = {
@@ -163,12 +164,12 @@ def _choice(name: str, trial: Trial) -> str:
 
 
 def _share_words(pace: Pace | None) -> str:
-    """With one decimal, rounded down: 19.96 % is less than a fifth, and 20.0 % would not show it."""
+    """The share with one decimal, rounded down: 19.96 % is less than a fifth, which 20.0 % would hide."""
     return "-" if pace is None or math.isnan(pace.share) else f"{math.floor(1000 * pace.share) / 10:.1f} %"
 
 
 def compare_searches(full: Sequence[Trial], pruned: Sequence[Trial]) -> Table:
-    """What stopping trials saved, and what it threw away, for two searches through the same choices."""
+    """What stopping trials saved, and what it lost, for two searches through the same choices."""
     stopped = [i for i, trial in enumerate(pruned) if trial.stopped]
     both = [i for i in range(len(pruned)) if i not in stopped]
     front = front_of(full)
@@ -235,7 +236,7 @@ def search_lanes(stop_after: float = math.inf) -> list[Block]:
 
 # -- exercises ---------------------------------------------------------------------------------------------------------
 
-TRIALS: tuple[Pair, ...] = (  # with ties, a pair that is there twice, and a training that diverged
+TRIALS: tuple[Pair, ...] = (  # with ties, a duplicate pair, and a training that diverged
     (40.0, 0.31),
     (25.0, 0.42),
     (90.0, 0.22),
@@ -250,7 +251,7 @@ TRIALS: tuple[Pair, ...] = (  # with ties, a pair that is there twice, and a tra
 
 
 def _random_trials(chance: random.Random, count: int) -> list[Pair]:
-    """With many ties."""
+    """Random pairs with many ties."""
     return [(float(chance.randint(1, 6)), float(chance.randint(1, 6))) for _ in range(count)]
 
 
@@ -272,7 +273,8 @@ def _words(trials: Sequence[Pair]) -> str:
 
 @exercise()
 def check_pareto(pareto: Callable[..., object]) -> Checked:
-    """Whether `pareto(trials)` gives exactly the pairs that no other one beats, for tables with ties and duplicates."""
+    """Whether `pareto(trials)` returns exactly the pairs that no other pair beats, for tables with ties and
+    duplicates."""
     for trials in _tables():
         if hint := _front_hint(trials, pareto(list(trials))):
             return wrong(hint)
@@ -280,7 +282,7 @@ def check_pareto(pareto: Callable[..., object]) -> Checked:
 
 
 def _front_hint(trials: Sequence[Pair], front: Any) -> str:
-    """What is wrong with it, or nothing."""
+    """What is wrong with a front; empty if nothing."""
     try:
         mine = Counter((float(t), float(loss)) for t, loss in front)
     except (TypeError, ValueError):
@@ -363,8 +365,8 @@ def _choice_hint(trials: Sequence[Pair], most_us: float, choice: object) -> str:
     return f"{expected} has a lower loss and keeps to the budget as well."
 
 
-HOPELESS, WORTHWHILE = 4.0, 2.5  # times as long as the best: from here on stopped, up to here never
-LATEST = 8  # steps: later than that there is little left to save
+HOPELESS, WORTHWHILE = 4.0, 2.5  # times as long as the best: stopped from the first on, never up to the second
+LATEST = 8  # steps: later there is little left to save
 MOST_MISSED = 0.2  # of the hopeless ones
 BEST = "depthwise, width 32, batch 32, shift"
 # the median time per sample over a whole trial, and that of each of its first steps, in us; recorded on two cores,
@@ -395,19 +397,19 @@ CURVES: Mapping[str, tuple[int, tuple[int, ...]]] = {
 
 
 def _times_as_long(trial: str) -> float:
-    """As the best trial, over the whole of both."""
+    """The trial's time over that of the best trial, both over the whole trial."""
     return CURVES[trial][0] / CURVES[BEST][0]
 
 
 def draw_curves() -> Figure:
-    """The recorded first steps: of trials worth finishing, of hopeless ones, and of those in between."""
+    """The recorded first steps of trials worth finishing, of hopeless trials, and of those in between."""
     title = "recorded: time per sample of the first steps of 12 trials"
     steps = range(1, len(CURVES[BEST][1]) + 1)
     legend, labels = {"loc": "outside lower center", "ncols": 4}, set[str]()
     with plot(8, 3.6, title, "step", "us per sample", log={"y": 10}, ticks=steps, legend=legend) as (figure, axes):
         for trial, (_, times_us) in CURVES.items():
             ratio, width, above = _times_as_long(trial), 1.3, 2
-            if trial == BEST:  # above the others: another trial takes nearly the same times
+            if trial == BEST:  # on top: another trial takes nearly the same times
                 label, colour, width, above = "the best so far", "#000000", 2.2, 3
             elif ratio >= HOPELESS:
                 label, colour = f"hopeless: at least {HOPELESS:g} times", ORANGE
@@ -423,7 +425,8 @@ def draw_curves() -> Figure:
 
 @exercise()
 def check_should_stop(should_stop: Callable[..., object]) -> Checked:
-    """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and ends the hopeless."""
+    """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and stops the hopeless
+    ones."""
     hopeless = [trial for trial in CURVES if _times_as_long(trial) >= HOPELESS]
     for scale, machine in ((1.0, ""), (0.04, "On a machine 25× faster: "), (30.0, "On one 30× slower: ")):
         best_us = CURVES[BEST][0] * scale
@@ -442,7 +445,7 @@ def check_should_stop(should_stop: Callable[..., object]) -> Checked:
 
 
 def _stopping_hint(ends: Mapping[str, int | None], hopeless: Sequence[str]) -> str:
-    """What is wrong with these ends, or nothing."""
+    """What is wrong with these ends; empty if nothing."""
     for trial, after in ends.items():
         if after is None or _times_as_long(trial) > WORTHWHILE:
             continue

@@ -54,15 +54,15 @@ if TYPE_CHECKING:
 
 FLEET = "fleet"  # the folder of the notebook's jobs
 LONGEST_JOB_S = 300.0
-COMMAND = "command.txt"  # beside a job's runs: only what has it is recorded anew
-CLOSE = 0.05  # two jobs whose waste differs by less: either is an answer
+COMMAND = "command.txt"  # in a job's folder: only folders with this file are recorded again
+CLOSE = 0.05  # if the waste of two jobs differs by less, both are right
 
 
 def record_jobs(folder: str | Path, jobs: Mapping[str, str]) -> None:
-    """Record every job, one after the other, as `gpulab record` does; each has a folder of its own in `folder`.
+    """Record every job, one after the other, as `gpulab record` does, each in its own subfolder of `folder`.
 
-    `jobs`: a script and its options, by the job's name. Jobs that were recorded there before are recorded anew.
-    Raises GpulabError for a job that fails, with its last words.
+    `jobs`: a script and its options, by the job's name. Jobs that were recorded there before are recorded again. Raises
+    GpulabError for a job that fails, with its last output.
     """
     with waiting(f"recording {plural(len(jobs), 'job')}") as wait:
         for count, (name, command) in enumerate(jobs.items()):
@@ -98,7 +98,7 @@ def _import_path() -> dict[str, str]:
 
 
 def jobs_of(folder: str | Path = FLEET) -> list[FleetJob]:
-    """The jobs of a fleet by the time they began; empty where none is recorded, or none measured."""
+    """The jobs of a fleet in order of their begin; empty if none is recorded or measured."""
     with suppress(GpulabError):
         return sorted(fleet(folder, cpu=True).jobs, key=lambda job: job.created)
     return []
@@ -114,7 +114,8 @@ def jobs_table(folder: str | Path = FLEET) -> Table | Note:
 
 
 def array_script(jobs: Mapping[str, str], gres: str, at_once: int, minutes: int = 60) -> str:
-    """A batch file for `sbatch`: an array with a task per job, each on what `gres` names, at most `at_once` running."""
+    """A batch file for `sbatch`: an array with a task per job, each on the resource `gres`, at most `at_once`
+    running."""
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=fleet",
@@ -135,12 +136,12 @@ def array_script(jobs: Mapping[str, str], gres: str, at_once: int, minutes: int 
 
 TURNS, TURN_S = 6, 0.7
 QUICK_TURNS, QUICK_TURN_S = 2, 0.15
-LEAST_CPU, MOST_WAITED = 0.9, 0.1  # of the time: else other programs took the core
+LEAST_CPU, MOST_WAITED = 0.9, 0.1  # shares of the time: otherwise other programs took the core
 WIDEST = 1.35  # the upper end of an interval over its lower one
 
 
 class Shared(Struct, frozen=True):
-    """One kind of training, alone and twice at once on the same core, turn by turn."""
+    """One kind of training, alone and two at once on the same core, measured in turn."""
 
     kind: str
     alone: tuple[Stretch, ...]
@@ -148,12 +149,12 @@ class Shared(Struct, frozen=True):
 
     @property
     def busy_fraction(self) -> float:
-        """The share of its time in which it computes when it is alone."""
+        """The share of its time in which the training computes when alone."""
         return float(np.median([one.cpu_s / one.wall_s for one in self.alone]))
 
     @property
     def times(self) -> Faster:
-        """How many times as many steps per second both together make as one alone."""
+        """The ratio of steps per second of both together over one alone."""
         ratios = np.array(
             [(a.per_s + b.per_s) / one.per_s for one, (a, b) in zip(self.alone, self.together, strict=True)]
         )
@@ -165,7 +166,7 @@ class Shared(Struct, frozen=True):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs took the core: it waited for it alone, or both together did not get all of it."""
+        """Whether other programs took the core: one alone waited for it, or both together did not get all of it."""
         waited = float(np.median([one.waited_fraction for one in self.alone]))
         got = float(np.median([(a.cpu_s + b.cpu_s) / max(a.wall_s, b.wall_s) for a, b in self.together]))
         return waited > MOST_WAITED or (self.kind == "busy" and got < LEAST_CPU)
@@ -175,7 +176,7 @@ _shared: dict[str, Shared] = {}
 
 
 def share_core(turns: int = TURNS, seconds: float = TURN_S) -> Figure | Note:
-    """Train on one core, alone and two at once, in turn, and draw the steps per second of each."""
+    """Train on one core, alone and two at once, in turn, and draw the steps per second of both."""
     _shared.clear()
     if is_quick():
         turns, seconds = QUICK_TURNS, QUICK_TURN_S
@@ -203,7 +204,7 @@ def _idlest_core() -> int:
 
 @contextmanager
 def _trainings(core: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two processes that wait for requests; they end with the block."""
+    """Two processes that wait for requests and end with the block."""
     words = [sys.executable, "-m", "gpulab.lessons.sharing_process", str(core)]
     environment = marked() | {"OMP_NUM_THREADS": "1", **_import_path()}
     pipe = subprocess.PIPE
@@ -256,7 +257,7 @@ def draw_shared(measured: Sequence[Shared]) -> Figure:
 
 @exercise("Put the name of a job, in quotes, in place of the dots, then run that cell and this one again.")
 def check_worst(worst_job: object) -> Checked:
-    """Whether that job of the fleet wasted most device time, by the learner's own recordings."""
+    """Whether `worst_job` of the fleet wasted most device time, by the learner's own recordings."""
     jobs = {job.name: job for job in jobs_of()}
     if len(jobs) < 2:
         return unanswered("The jobs are not recorded yet: run the cell that records them first.")
@@ -280,7 +281,7 @@ _HOURS_CASES = ((1, 3600.0, 0.5), (4, 3600.0, 0.5), (8, 36000.0, 0.25), (2, 90.0
 
 
 def hours(gpus: int, wall_s: float, idle_fraction: float | None) -> float | None:
-    """GPU hours in which a job's GPUs did nothing; None where that is not measurable."""
+    """GPU hours in which a job's GPUs idled; None if not measurable."""
     return None if idle_fraction is None else gpus * wall_s / 3600 * idle_fraction
 
 
@@ -332,7 +333,8 @@ _FLEETS = 200
 
 @exercise()
 def check_together(put_together: Any) -> Checked:
-    """Whether `put_together(jobs, most)` groups jobs so that no device gets too much, on as few as first fit needs."""
+    """Whether `put_together(jobs, most)` groups jobs so that no device is overloaded, on as few devices as first fit
+    needs."""
     needed = enough = 0
     for jobs in _fleets():
         groups = put_together(dict(jobs), MOST_BUSY)
@@ -360,7 +362,7 @@ def _largest(item: tuple[str, Demand]) -> float:
 
 
 def _fleets() -> list[dict[str, Demand]]:
-    """Fixed random demands, each of which fits a device alone, some exactly."""
+    """Fixed random demands, each of which fits on a device alone, some exactly."""
     rng = random.Random(13)
     shares = [x / 100 for x in range(5, 91, 5)]
     return [
@@ -370,7 +372,7 @@ def _fleets() -> list[dict[str, Demand]]:
 
 
 def first_fit(jobs: Mapping[str, Demand], most: float) -> list[list[str]]:
-    """Each job on the first device that has room for it."""
+    """The jobs by device, each on the first device that has room for it."""
     devices: list[list[str]] = []
     for name in jobs:
         for device in devices:
@@ -388,7 +390,7 @@ def _fits(names: Sequence[str], jobs: Mapping[str, Demand], most: float) -> bool
 
 
 def _problem(groups: Any, jobs: Mapping[str, Demand]) -> str:
-    """What is wrong with an answer; empty where nothing is."""
+    """What is wrong with an answer; empty if nothing."""
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple, set)) for group in groups):
         return f"It gives {groups!r}; expected a list with a list of names per device."
     counts = Counter(name for group in groups for name in group)

@@ -1,6 +1,6 @@
-"""Lesson 13: one of the trainings that share a core, in a process of its own that ends with its input.
+"""Lesson 13: one of the trainings that share a core, in a separate process that ends with its input.
 
-It trains for each line of its input, such as "starved 0.8", and answers with a line of JSON: what it did in that time.
+It trains for each line of its input, such as "starved 0.8", and answers with a line of JSON about that time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-WAITING = 0.7  # the share of its step in which the starved training waits for data when it is alone
+WAITING = 0.7  # the share of its step in which the starved training waits for data when alone
 KINDS = ("starved", "busy")
-_SAMPLE_STEPS = 15  # steps that tell how long one computes
+_SAMPLE_STEPS = 15  # steps to measure the computing time of one
 
 
 class Stretch(Struct, frozen=True):
-    """What a training did in a stretch of time. `asleep_s`: its simulated waits for data."""
+    """The work of a training in a stretch of time. `asleep_s`: its simulated waits for data."""
 
     steps: int
     wall_s: float
@@ -58,7 +58,7 @@ def training_step() -> Callable[[], object]:
 
 
 def cpu_seconds(step: Callable[[], object]) -> float:
-    """CPU time of a step, whatever other programs do meanwhile."""
+    """CPU time of a step, independent of other programs."""
     times = []
     for _ in range(_SAMPLE_STEPS):
         began = time.process_time()
@@ -68,7 +68,7 @@ def cpu_seconds(step: Callable[[], object]) -> float:
 
 
 def train(step: Callable[[], object], asleep_s: float, seconds: float) -> Stretch:
-    """Steps for so long, each after a wait of `asleep_s` for its data."""
+    """Train for `seconds`, each step after a wait of `asleep_s` for its data."""
     steps, began, began_cpu = 0, time.perf_counter(), time.process_time()
     while (wall_s := time.perf_counter() - began) < seconds or steps == 0:
         if asleep_s:

@@ -1,7 +1,7 @@
-"""A slow link between ranks of one machine, which share its memory: each exchange sleeps for as long as its bytes take.
+"""A slow link between ranks on one machine: each exchange sleeps for as long as its bytes would take.
 
-The sleep is part of the exchange itself, on the backend's thread: the training goes on beside it, and a trace shows the
-exchange as long as it is.
+The sleep is part of the exchange itself, on the backend's thread: the training continues meanwhile, and a trace shows
+the exchange in full length.
 """
 
 import threading
@@ -16,9 +16,9 @@ LATENCY_MS = 3.0
 
 
 class SlowLink:
-    """A link that carries `mb_per_s` megabytes a second, one exchange after the other, each `latency_ms` late.
+    """A link that carries `mb_per_s` megabytes per second, one exchange at a time, each with `latency_ms`.
 
-    `sixteen_bits`: gradients are sent as float16 and added up as such.
+    `sixteen_bits`: gradients are sent and summed as float16.
     """
 
     def __init__(self, mb_per_s: float, latency_ms: float = LATENCY_MS, *, sixteen_bits: bool = False) -> None:
@@ -39,11 +39,12 @@ class SlowLink:
         nn.utils.vector_to_parameters(self._carry(weights).wait(), model.parameters())
 
     def seconds(self, size_bytes: int, ranks: int) -> float:
-        """Of one all-reduce: 2(n-1)/n times its bytes cross the link of each rank (definitions.md, "All-reduce")."""
+        """The time of one all-reduce: 2(n-1)/n times its bytes cross the link of each rank (definitions.md,
+        "All-reduce")."""
         return self.latency_ms / 1e3 + 2 * (ranks - 1) / ranks * size_bytes / (self.mb_per_s * 1e6)
 
     def _carry(self, values: Tensor) -> torch.futures.Future[Tensor]:
-        """Their mean over the ranks, in place, when the link has carried them."""
+        """The mean of the values over the ranks, in place, after the time on the link."""
         ranks = dist.get_world_size()
         sent = values.half() if self.sixteen_bits else values
 

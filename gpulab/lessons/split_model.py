@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_BUBBLE = 0.1  # in exercise 1
-ACTIVATIONS, WHOLE, SHARDED = "kept_bytes", "whole_bytes", "sharded_bytes"  # as ranks note them
+ACTIVATIONS, WHOLE, SHARDED = "kept_bytes", "whole_bytes", "sharded_bytes"  # names of the ranks' notes
 ONE, EIGHT, ALTERNATING, MY_PIPELINE = (
     "one-micro-batch",
     "eight-micro-batches",
@@ -54,14 +54,14 @@ ONE, EIGHT, ALTERNATING, MY_PIPELINE = (
 
 
 def measured_bubble(name: str) -> float | None:
-    """The share of the profiled steps of that name in which a rank's device has nothing to do, mean over the ranks."""
+    """The share of the profiled steps of that name in which a rank's device idles, mean over the ranks."""
     shares = [working_share(facts(run)) for run in latest_ranks(name)]
     measured_shares = [share for share in shares if share is not None]
     return 1 - float(np.mean(measured_shares)) if len(measured_shares) == len(shares) else None
 
 
 def micro_batches_of(run: Run) -> int | None:
-    """How many forward passes the stand-in made in a profiled step; None where there is no such step."""
+    """The number of forward passes of the stand-in in a profiled step; None without such a step."""
     timeline = run.timeline
     if timeline is None or not len(run.traced_rows):
         return None
@@ -74,7 +74,7 @@ def micro_batches_of(run: Run) -> int | None:
 
 
 def _measured(names: Sequence[str]) -> dict[str, tuple[int, int, float]]:
-    """Ranks, micro-batches and bubble of the run of each name; without those of which not all is known."""
+    """Ranks, micro-batches and bubble of the run of each name, without runs for which one of these is unknown."""
     measured = {}
     for name in names:
         with suppress(NotMeasured):
@@ -86,7 +86,7 @@ def _measured(names: Sequence[str]) -> dict[str, tuple[int, int, float]]:
 
 
 def bubbles(*names: str) -> Table:
-    """The measured bubble of each run of that name, beside what the formula says."""
+    """The measured bubble of each run, next to the formula's bubble."""
     measured = _measured(names)
     rows = [(name, r, m, percent(bubble(r, m)), percent(share)) for name, (r, m, share) in measured.items()]
     below = [f"{name} has not run yet" for name in names if name not in measured]
@@ -94,7 +94,7 @@ def bubbles(*names: str) -> Table:
 
 
 def draw_bubbles(*names: str) -> Figure:
-    """The formula's bubble over the number of micro-batches, and each run of that name as a point where it measured."""
+    """The formula's bubble over the number of micro-batches, with each measured run as a point."""
     counts = np.arange(1, 65)
     ticks, labels = [2**n for n in range(7)], ("", "micro-batches", "bubble, % of a step")
     with plot(8, 3.2, *labels, log={"x": 2}, ticks=ticks, legend={"loc": "upper right"}) as (figure, axes):
@@ -108,7 +108,7 @@ def draw_bubbles(*names: str) -> Figure:
 
 
 def _bytes(name: str, word: str) -> int:
-    """What rank 0 of the run of that name noted under that word. Raises NotMeasured."""
+    """The figure that rank 0 of the run `name` noted under `word`. Raises NotMeasured."""
     size_bytes = latest_note(latest_ranks(name)[0], word)
     if not size_bytes:
         raise NotMeasured(f"The run {name!r} noted no {word}: run its cell again.")
@@ -126,7 +126,7 @@ def _exchanging_share() -> float | None:
 
 @exercise("Let the function return a number, run that cell and the one below it, then this one again.")
 def check_micro_batches(my_micro_batches: Any) -> Checked:
-    """Whether the run with as many micro-batches has a bubble below a tenth."""
+    """Whether the run with `my_micro_batches` has a bubble below a tenth."""
     answer = my_micro_batches() if callable(my_micro_batches) else my_micro_batches
     if answer in (None, ...):
         raise NoAnswer
@@ -154,11 +154,11 @@ def check_micro_batches(my_micro_batches: Any) -> Checked:
 
 
 def _is_disturbed(ranks: list[Run]) -> bool:
-    """Whether programs other than these ranks took enough of the cores to hold them up."""
+    """Whether programs other than these ranks took enough of the cores to delay the ranks."""
     shares: list[CoreShare] = [one for run in ranks if (one := core_share(run)) is not None]
     every = sum(one.got_cores or 0.0 for one in shares)
     for own in shares:
-        used = every - (own.got_cores or 0.0)  # by the other ranks, which are other programs to this one
+        used = every - (own.got_cores or 0.0)  # by the other ranks, which count as other programs
         others = 0.0 if own.others_cores is None else (own.others_cores - used) / (own.cores or 1)
         if max(others, own.thread_wait_fraction or 0.0) >= LEAST_OTHERS:
             return True
@@ -189,7 +189,7 @@ def check_schedule(my_schedule: Any) -> Checked:
 
 
 def _incomplete(order: Any, micro_batches: int, stage: int) -> str:
-    """Why it is no order of all passes of a stage; empty where it is one."""
+    """Why the order is not a complete order of a stage's passes; empty if it is."""
     if not isinstance(order, list | tuple):
         return f"for stage {stage} it gives a {type(order).__name__}; expected a list."
     strange = next((one for one in order if not _is_operation(one)), None)
@@ -287,7 +287,7 @@ def _part_hint(my_part: Any, ranks: int) -> str:
 
 
 def _with_flops(work: Callable[[], Any]) -> tuple[Any, int]:
-    """What it gives, and its FLOP."""
+    """The result of `work`, and its FLOP."""
     with FlopCounterMode(display=False) as counter:
         result = work()
     return result, int(counter.get_total_flops())

@@ -1,4 +1,4 @@
-"""What the exercises' small trainings share: the same start each time, weights in one vector, one thread."""
+"""Helpers for the small trainings of exercises: fixed initial weights, weights in one vector, one thread."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn import functional
 
 
 def default_device() -> torch.device:
-    """The GPU where there is one, else the CPU."""
+    """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Fixed random numbers inside; afterwards the notebook's generator goes on as before."""
+    """Fixed random numbers in the block; afterwards the notebook's generator continues as before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -26,7 +26,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One compute thread inside: small matrix products gain nothing from a second one, but may wait for it."""
+    """One compute thread in the block: small matrix products gain nothing from a second thread, but may wait for it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -41,12 +41,12 @@ def weights_of(model: nn.Module) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Of its numbers, wherever they lie."""
+    """The bytes of a tensor's numbers, on any device."""
     return tensor.numel() * tensor.element_size()
 
 
 def gradients_of(result: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Of the sum of squares of a result by each input; None where it does not depend on one."""
+    """The gradients of the sum of squares of a result by each input; None if it does not depend on the input."""
     if not result.requires_grad:
         return [None] * len(inputs)
     gradients: Sequence[Tensor | None] = torch.autograd.grad(result.square().sum(), list(inputs), allow_unused=True)
@@ -54,7 +54,7 @@ def gradients_of(result: Tensor, inputs: Sequence[Tensor]) -> Sequence[Tensor | 
 
 
 def forward_and_backward(function: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Call it, and let the sum of its result go backward to the inputs."""
+    """Call the function, and run the backward pass of the sum of its result."""
     for tensor in inputs:
         tensor.grad = None
     torch.autograd.backward(function(*inputs).sum())
@@ -64,7 +64,7 @@ FIRST_SCALE = 1024.0
 
 
 class RecordingScaler(torch.amp.GradScaler):
-    """A gradient scaler with a small model and an optimizer: it records what a step that is given all three does.
+    """A gradient scaler with a small model and an optimizer; it records what a training step does with all three.
 
     It doubles its scale after each good step, so that a missing update() shows.
     """
@@ -79,18 +79,18 @@ class RecordingScaler(torch.amp.GradScaler):
         self.optimizer.register_step_post_hook(self._after_step)
 
     def run(self, amp_step: Callable[..., object], enlarged: float) -> None:
-        """Call it once with a batch, whose numbers are `enlarged` times as large as usual."""
+        """Call `amp_step` once with a batch whose numbers are `enlarged` times as large as usual."""
         inputs = enlarged * torch.randn(32, 16, generator=self._random)
         self._targets = torch.randint(4, (32,), generator=self._random).to(self.device)
-        self.calls: list[str] = []  # of the scaler, in order
+        self.calls: list[str] = []  # calls of the scaler, in order
         self.forward = False
         self.autocast: torch.dtype | None = None  # the format of the forward pass
         self.short_weights = self.backward_in_autocast = False
-        self.stale = False  # gradients of an earlier call were there before the backward pass
-        self.times_scaled: float | None = None  # the gradient that enters the backward pass, over the plain loss's
-        self.norm: float | None = None  # of the gradients of all weights together, when scaler.step was called
-        self.raw_norm = 0.0  # the same before they are clipped, where the step notes it
-        self.own_steps, self.error = 0, ""  # of the optimizer, not by the scaler
+        self.stale = False  # whether gradients of an earlier call existed before the backward pass
+        self.times_scaled: float | None = None  # factor on the loss in the backward pass
+        self.norm: float | None = None  # of the gradients of all weights together, at scaler.step
+        self.raw_norm = 0.0  # the same before clipping, if known
+        self.own_steps, self.error = 0, ""  # steps of the optimizer without the scaler
         before, self.scale_before = weights_of(self.model), self.get_scale()
         try:
             amp_step(self.model, self.optimizer, self, inputs.to(self.device), self._targets)

@@ -1,4 +1,4 @@
-"""Lesson 01, what "utilization" means: one SM against all of them, and a ladder of shares."""
+"""Lesson 01, what "utilization" means: one SM or all SMs, and a ladder of shares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpulab.run import Run
     from gpulab.tuning.record import Side
 
-SPUN_S, SPUN_STEPS = 4.0, 40  # of each kernel on the one SM, where there is a GPU
+SPUN_S, SPUN_STEPS = 4.0, 40  # for the kernel on one SM, if there is a GPU
 MATRIX_SIZE = 8192
 WALL = "wall time"
 
@@ -36,7 +36,7 @@ WALL = "wall time"
 
 
 def draw_sms(sms: int = 8, moments: int = 24) -> Figure:
-    """Two kernels on a GPU with so few SMs, a row for each SM: NVML's figure is the same for both. A model."""
+    """A model: two kernels on a GPU with `sms` SMs, a row for each SM. NVML's figure is the same for both."""
     with panels(2, 9, 2.5) as (figure, both):
         for axes, filled, title in zip(
             both, (1, sms), ("one small kernel after another", "kernels that fill the GPU"), strict=True
@@ -57,7 +57,7 @@ def draw_sms(sms: int = 8, moments: int = 24) -> Figure:
 
 
 def measure_one_sm() -> Table | Note:
-    """On a GPU, the meters while a kernel spins on one SM, and while matrix products fill the GPU; else a sentence."""
+    """On a GPU, its meters while a kernel spins on one SM, and while matrix products fill the GPU; else a sentence."""
     if not torch.cuda.is_available():
         return Note(
             "No GPU here.",
@@ -93,7 +93,7 @@ _METERS = (
 
 
 def meters_of(runs: Sequence[Run]) -> Table:
-    """What the GPU's meters read during each run, the highest reading of each: the ends of a run would blur a mean."""
+    """The highest reading of each GPU meter during each run; a mean would include the ends of a run."""
     curves = [{curve.name: curve.maximum for curve in facts(run).curves} for run in runs]
     rows = [
         (label, *(percent(c[name] * unit) if name in c else "not measurable" for c in curves))
@@ -113,12 +113,12 @@ class Share(Struct, frozen=True):
     why: str = ""
 
 
-_latest: dict[str, list[list[Share]]] = {}  # by the experiment's name: a guess is held against what was drawn
+_latest: dict[str, list[list[Share]]] = {}  # by the experiment's name: a guess is compared with the drawn ladder
 
 
 @notes
 def top_table(experiment: str) -> Table:
-    """What `top` shows of the training thread, what the device does meanwhile, and samples per second, by setting."""
+    """The training thread's share in `top`, the device's activity meanwhile, and samples per second, by setting."""
     sides = _sides(experiment)
     first = sides[0]
     rows = []
@@ -139,7 +139,7 @@ def top_table(experiment: str) -> Table:
 
 @notes
 def draw_ladder(experiment: str, flop: float, peak_flops: float) -> Figure:
-    """The ladder of each setting of that experiment, one panel each; what was not measurable has no bar.
+    """The ladder of each setting of the experiment, one panel each; a share that was not measurable has no bar.
 
     `flop` are those of one step, `peak_flops` per second.
     """
@@ -161,9 +161,9 @@ def draw_ladder(experiment: str, flop: float, peak_flops: float) -> Figure:
 
 
 def ladder(side: Side, flop: float, peak_flops: float) -> list[Share]:
-    """From the profiled run of one side, from the widest to the narrowest question.
+    """The ladder from the profiled run of one side, from the widest to the narrowest question.
 
-    Each rung is a share of the time of the same steps, but what top shows.
+    Each rung except the one from top is a share of the time of the same steps.
     """
     figures = side.facts
     on_gpu = figures is not None and figures.run.device.kind != "cpu"
@@ -174,7 +174,7 @@ def ladder(side: Side, flop: float, peak_flops: float) -> list[Share]:
     products = mfu = None
     if figures is not None and breakdown is not None:
         products = product_share(figures) or 0.0
-        if breakdown.wall_ns:  # of the mean profiled step, a share of the same time as the rungs above it
+        if breakdown.wall_ns:  # of the mean profiled step, like the rungs above
             mfu = flop * len(breakdown.steps) / (breakdown.wall_ns / 1e9) / peak_flops
     if on_gpu:
         utilization = curves.get("gpu_utilization_pct")
@@ -200,9 +200,9 @@ def _thread_share(figures: Facts | None) -> float | None:
 
 @notes
 def alerts_with(name: str, **limits: float) -> Note | Table:
-    """What the live view would have said during that run with these thresholds, from its record.
+    """The alerts that the live view would have shown during that run with these thresholds, from its record.
 
-    Raises UsageError for a name that is no threshold, or a value out of range.
+    Raises UsageError for a name that is not a threshold, or a value out of range.
     """
     thresholds = DEFAULT.changed(limits)
     run = latest_run(name)
@@ -216,7 +216,7 @@ def alerts_with(name: str, **limits: float) -> Note | Table:
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 LADDER = ("wall", "busy", "SM active", "tensor active", "MFU")
-_STEPS_DOWN = (  # why the first of two neighbours is never less than the second
+_STEPS_DOWN = (  # why the first of two neighbours is never smaller than the second
     "the GPU can be busy for the whole time at most",
     "an SM is active only while a kernel runs, and the GPU is busy while any kernel runs",
     "tensor cores are a part of the SMs, so an SM is active while they are",
@@ -226,7 +226,7 @@ _STEPS_DOWN = (  # why the first of two neighbours is never less than the second
 
 @exercise("Put the names into a list, the largest share first, then run that cell and this one again.")
 def check_ladder(my_ladder: object) -> Checked:
-    """Whether that is the ladder from the largest to the smallest share, without the one that is no rung."""
+    """Whether the answer is the ladder from the largest to the smallest share, without the share that is not a rung."""
     if isinstance(my_ladder, str) or not isinstance(my_ladder, Iterable):
         return wrong('Expected a list of names: ["wall", …].')
     every = {name.lower(): name for name in (*LADDER, "SM occupancy")}
@@ -250,7 +250,7 @@ def check_ladder(my_ladder: object) -> Checked:
     return right("Each is at most the one above it. What is lost between two rungs is what to ask about next.")
 
 
-STATEMENTS: Mapping[str, tuple[bool, str]] = {  # whether it is true, and what is to be said to who thinks otherwise
+STATEMENTS: Mapping[str, tuple[bool, str]] = {  # whether it is true, and the hint for the opposite answer
     "A": (True, "100 % says just that: in the last sampling period there was a kernel at each moment, or nearly."),
     "B": (False, "One kernel on one SM is enough for 100 %: how many SMs worked is another figure (SM active)."),
     "C": (
@@ -367,7 +367,7 @@ def _is_near(got: float, expected: float) -> bool:
 
 
 def _best_mfu() -> float | None:
-    """The largest of the ladders that were drawn: that of the setting which never waits."""
+    """The largest MFU of the drawn ladders: that of the setting which never waits."""
     shares = [rungs[-1].share for rungs in _latest.get("three-ways", ())]
     return max((one for one in shares if one is not None), default=None)
 
