@@ -35,7 +35,7 @@ class LiveBoard(Struct):
     repeater: Repeater | None = None
 
     def read(self) -> Standing:
-        """Raises UsageError where the folder cannot be read."""
+        """The standing of the class. Raises UsageError if the folder cannot be read."""
         return standing(read_folder(self.folder), self.only)
 
     def bundle(self) -> dict[str, str]:

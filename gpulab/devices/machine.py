@@ -143,7 +143,8 @@ def _cpu() -> Device:
 
 def _gpus(torch: ModuleType) -> list[Gpu]:
     """The GPUs that this PyTorch can use, in its order: from PyTorch once CUDA is initialized here, before that from
-    NVML."""
+    NVML.
+    """
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # after a permanent GPU error, NVML still lists the GPUs
             return [gpus.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
@@ -157,7 +158,8 @@ def _gpus(torch: ModuleType) -> list[Gpu]:
 
 def _driver_is_too_old(torch: ModuleType) -> bool:
     """Whether the driver is too old; within a major CUDA version, all drivers run (NVIDIA's minor version
-    compatibility)."""
+    compatibility).
+    """
     newest = driver_cuda()
     return newest is not None and newest[0] < int(torch.version.cuda.partition(".")[0])
 

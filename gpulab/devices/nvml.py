@@ -194,7 +194,8 @@ class _Gpu:
 
     def close(self) -> None:
         """Free the GPM samples, then end NVML. After a fork it does nothing, because the handles belong to the
-        parent."""
+        parent.
+        """
         if os.getpid() != self._owner:
             return
         if self._gpm is not None:
@@ -213,7 +214,8 @@ class _Gpu:
 
     def _memory_reader(self) -> Callable[[], float]:
         """A reader of used memory. Version 2 excludes the driver's reserve, as nvidia-smi does; older drivers have only
-        version 1."""
+        version 1.
+        """
         nv, h = self._nv, self._handle
         try:
             version = nv.nvmlMemory_v2

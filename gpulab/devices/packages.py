@@ -1,5 +1,6 @@
 """Versions of the packages that affect the figures. Imports neither NumPy nor torch: the sampling process imports
-it."""
+it.
+"""
 
 from __future__ import annotations
 

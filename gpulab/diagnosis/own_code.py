@@ -230,7 +230,8 @@ _MUCH_MORE = 1.25  # ours: above it, a call does much more than its named pauses
 
 class _Words(Struct, frozen=True):
     """The texts of a finding about pauses of one kind: `{share}` of the training time, `{times}` how often, `{each}`
-    how long."""
+    how long.
+    """
 
     summary: str
     evidence: str

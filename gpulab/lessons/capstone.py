@@ -275,7 +275,7 @@ def rest_of_step(ladder: Ladder) -> Note:
 
 @notes
 def compare_with_climb(ladder: Ladder) -> Note:
-    """Who got further, the learner's ladder or gpulab's latest climb, as far as the intervals tell."""
+    """Which got further, the learner's ladder or gpulab's latest climb, as far as the intervals decide."""
     if not climbs:
         raise NotMeasured("There is no climb yet: run %gpulab climb first.")
     climbed = climbs[-1]

@@ -217,7 +217,8 @@ def slow_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[
 @contextmanager
 def _recorded_reads() -> Iterator[list[str]]:
     """Records the name of every call in the block that reads a tensor's numbers into Python; patches are undone
-    afterwards."""
+    afterwards.
+    """
     reads: list[str] = []
     inside = False  # a read that contains others counts once
 

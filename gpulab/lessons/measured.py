@@ -64,7 +64,8 @@ def notes(show: Callable[Parameters, Result]) -> Callable[Parameters, Result | N
 
 def latest_experiment(name: str, *aliases: str) -> Experiment:
     """The latest experiment among these names that compared anything. Raises NotMeasured if none ran in this
-    process."""
+    process.
+    """
     results = (one.result for one in reversed(experiments))
     latest = next((e for e in results if isinstance(e, Experiment) and e.name in (name, *aliases)), None)
     if latest is None or not latest.comparisons:
@@ -264,7 +265,8 @@ class Swept(Struct, frozen=True):
     @classmethod
     def of(cls, sweep: Experiment, knob: str, as_written: int) -> Swept:
         """The times of a sweep of one knob over whole numbers; the cell has `as_written`. Failed values are left
-        out."""
+        out.
+        """
         sides: dict[int, Side] = {}
         for side in sweep.sides:
             value = side.settings.get(knob, str(as_written) if side is sweep.sides[0] else None)

@@ -269,7 +269,7 @@ def same_samples(*storages: str) -> Table:
 
 
 def forget(paths: list[Path]) -> bool:
-    """Ask the system to drop these files from its page cache; False where it cannot be asked."""
+    """Ask the system to drop these files from its page cache; False if it cannot be asked."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for path in paths:
@@ -321,7 +321,7 @@ FETCH_COLOUR = "#CC79A7"  # as in the headspace report for files read from the d
 
 @notes
 def draw_split() -> Figure:
-    """The three runs of the latest `%gpulab headspace` as bars, each with what a step of it consists of.
+    """The three runs of the latest `%gpulab headspace` as bars, each with the parts of its step.
 
     A part that the runs leave open is hatched; a run that is not possible here has its reason in place of its bar.
     """

@@ -60,7 +60,8 @@ class Line(Struct, frozen=True, omit_defaults=True):
 
 class Learner(Struct, frozen=True):
     """The learner in this folder. `token` separates learners with the same name; a file in the folder has name and
-    token."""
+    token.
+    """
 
     name: str
     token: Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]

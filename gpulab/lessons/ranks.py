@@ -129,7 +129,8 @@ class ThreadRank:
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
         """Put the sum, or with `ReduceOp.AVG` the mean, into every rank's tensor. Raises ValueError for another
-        `op`."""
+        `op`.
+        """
         if op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ValueError("only ReduceOp.SUM and ReduceOp.AVG are there")
         self.when_exchanging()

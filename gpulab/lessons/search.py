@@ -76,7 +76,8 @@ def validation_loss(model: nn.Module) -> float:
 
 class Pace(Struct, frozen=True):
     """The first steps of a trial. `share`: share of their time in which the device works, 0 to 1; NaN if not
-    measurable."""
+    measurable.
+    """
 
     us_per_sample: float
     share: float
@@ -138,7 +139,7 @@ def front_of(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def table_of(trials: Sequence[Trial]) -> Table:
-    """The trials as lines, the lowest loss first; a star marks those of the front.
+    """The trials as lines, the lowest loss first; a star marks trials of the front.
 
     If their first steps were measured, also with the share in which the device worked.
     """
@@ -274,7 +275,8 @@ def _words(trials: Sequence[Pair]) -> str:
 @exercise()
 def check_pareto(pareto: Callable[..., object]) -> Checked:
     """Whether `pareto(trials)` returns exactly the pairs that no other pair beats, for tables with ties and
-    duplicates."""
+    duplicates.
+    """
     for trials in _tables():
         if hint := _front_hint(trials, pareto(list(trials))):
             return wrong(hint)
@@ -426,7 +428,8 @@ def draw_curves() -> Figure:
 @exercise()
 def check_should_stop(should_stop: Callable[..., object]) -> Checked:
     """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and stops the hopeless
-    ones."""
+    ones.
+    """
     hopeless = [trial for trial in CURVES if _times_as_long(trial) >= HOPELESS]
     for scale, machine in ((1.0, ""), (0.04, "On a machine 25× faster: "), (30.0, "On one 30× slower: ")):
         best_us = CURVES[BEST][0] * scale

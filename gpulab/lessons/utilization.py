@@ -141,7 +141,7 @@ def top_table(experiment: str) -> Table:
 def draw_ladder(experiment: str, flop: float, peak_flops: float) -> Figure:
     """The ladder of each setting of the experiment, one panel each; a share that was not measurable has no bar.
 
-    `flop` are those of one step, `peak_flops` per second.
+    `flop`: FLOP of one step; `peak_flops`: peak FLOP per second.
     """
     sides = _sides(experiment)
     ladders = _latest[experiment] = [ladder(side, flop, peak_flops) for side in sides]
@@ -194,7 +194,7 @@ def _sides(experiment: str) -> list[Side]:
 
 
 def _thread_share(figures: Facts | None) -> float | None:
-    """Share of the steps' time in which the training thread had a core: what `top -H` shows of it."""
+    """Share of the steps' time in which the training thread had a core, as shown by `top -H`."""
     return figures.cores.thread_cpu_fraction if figures is not None and figures.cores is not None else None
 
 

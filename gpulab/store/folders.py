@@ -225,7 +225,8 @@ class Store:
 
     def _finish(self, folder: Path) -> str | None:
         """Move a run to its final folder. Returns why that fails; None after success, or if the run holds nothing
-        useful."""
+        useful.
+        """
         final = self.root / folder.name.removeprefix(RUNNING_PREFIX)
         try:
             if final.exists():

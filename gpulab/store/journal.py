@@ -84,7 +84,8 @@ class JournalWriter:
 
     def stop(self) -> None:
         """Write the last rows, if any were written before, because storing the run takes a while. Then write no
-        more."""
+        more.
+        """
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(END_TIMEOUT_S)

@@ -79,7 +79,8 @@ class Board(Struct, frozen=True):
 
     def errors(self, device: str) -> dict[str, tuple[float, ...]]:
         """The latest errors of each knob on a device: measured over predicted ratio, for predictions that are
-        estimates."""
+        estimates.
+        """
         by_knob: dict[str, list[float]] = {}
         for record in self.records:
             if record.device == device and not record.only_sign:
@@ -104,7 +105,7 @@ class Scoreboard:
             self._put_aside(path)
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
             try:
-                for line in lines:  # one write each: the system keeps those of two processes apart
+                for line in lines:  # one write each: the system does not mix the writes of two processes
                     if os.write(handle, line) != len(line):
                         raise OSError("the disk is full")
                 os.fsync(handle)
@@ -133,7 +134,8 @@ class Scoreboard:
 
     def _put_aside(self, path: Path) -> None:
         """Rename a full file. Another process that still writes to it loses no lines: the renamed file is read as
-        well."""
+        well.
+        """
         with contextlib.suppress(FileNotFoundError):  # no such file, or another process was first
             if path.stat().st_size < FULL_BYTES:
                 return

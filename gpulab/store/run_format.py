@@ -196,7 +196,8 @@ def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> Tables:
 
 def _read_npz(file: IO[bytes], skip: tuple[str, ...]) -> Tables:
     """The columns of an npz file, which must be uncompressed, so that reading needs no more memory than the file.
-    Raises OSError, ValueError."""
+    Raises OSError, ValueError.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()

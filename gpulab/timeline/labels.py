@@ -278,8 +278,7 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         return joined(self.times(calls), subtract(joined(waiting, handing), computing))
 
     def _after_adding(self, start: Int64, end: Int64) -> Intervals:
-        """The time of such nodes after the last accumulation of a gradient inside; the whole node if none is
-        recorded."""
+        """The time of such nodes after their last accumulation of a gradient; the whole node if it has none."""
         adding = self.training(What.ADDING)
         if not len(start) or not adding.any():
             return union(start, end)
@@ -344,8 +343,7 @@ class CallTree(Struct, frozen=True):
         return cls(rows, parent)
 
     def innermost(self, timeline: Timeline, points: npt.NDArray[np.signedinteger[Any]]) -> Int64:
-        """For each of the points (rows of the host), the row of the innermost span of the tree that was open at its
-        start on its own thread; -1 if none was."""
+        """For each point (host row), the row of the innermost span open at its start on its thread; -1 if none."""
         innermost = np.full(len(points), -1, dtype=np.int64)
         if len(self.rows) == 0 or len(points) == 0:
             return innermost

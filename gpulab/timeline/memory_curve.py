@@ -1,5 +1,6 @@
 """The memory that the allocators held over the profiled window: a curve, its peak and the time of the peak, per
-device."""
+device.
+"""
 
 from __future__ import annotations
 

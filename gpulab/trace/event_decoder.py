@@ -1,4 +1,4 @@
-"""The events of a trace as typed objects: decoded in bulk, and one by one where the text is not as it should be."""
+"""The events of a trace as typed objects: decoded in bulk, and one by one if the text is damaged."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ def _read_here(file: Path) -> Run | str:
 
 def _read_apart(file: Path, folder: Path) -> Run | str:
     """Read a file in its own process, which returns the record in the format of the store; a cached file is read
-    here."""
+    here.
+    """
     run = cached(file)
     if run is not None:
         return run

@@ -156,7 +156,8 @@ class TraceText:
 
     def _learn_boundary(self, text: bytes) -> bool:
         """Learn the key with which events begin. Inside a string its quotes would be escaped, so cutting there is
-        safe."""
+        safe.
+        """
         keys = Counter(_FIRST_KEY.findall(b"," + text[:BLOCK_BYTES]))
         if not keys:
             return False

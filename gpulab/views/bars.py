@@ -186,7 +186,8 @@ class Layer(Struct, frozen=True):
 
 class FactorRange(Struct, frozen=True):
     """A factor, its interval, the noise around 1 and the single measurements. `middle` is None if only a range is
-    known."""
+    known.
+    """
 
     middle: float | None
     interval: tuple[float, float] | None

@@ -183,7 +183,8 @@ EVERY_S = 3.0
 
 class Sentence:
     """A sentence about the run so far, renewed every few seconds: computing it takes 2 ms. A failure cannot break the
-    run."""
+    run.
+    """
 
     def __init__(self) -> None:
         self._words = ""
@@ -249,7 +250,8 @@ class Stage(Struct):
 
 def _without_live_view(report: Report | RankedReport, reason: str) -> Report | RankedReport:
     """The report with the live view listed as missing. The record is unchanged: the reason concerns only this
-    display."""
+    display.
+    """
     from gpulab.views.report.report import Report
 
     if not isinstance(report, Report):

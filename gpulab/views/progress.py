@@ -201,7 +201,8 @@ LOG_S = 10.0
 
 def log_lines(stream: TextIO) -> Listener | None:
     """A listener that logs the experiment's progress, one line every few seconds, the first at once; None at a
-    terminal."""
+    terminal.
+    """
     if stream is None or stream.isatty():
         return None
     due_s = 0.0

@@ -19,7 +19,8 @@ from gpulab.views.layout import Section
 
 class View(ABC):
     """A result with its views; every view is a pure function of the result. A notebook displays it as a cell's last
-    value."""
+    value.
+    """
 
     __slots__ = ()
 
@@ -59,7 +60,8 @@ class View(ABC):
 
     def text(self, width: int | None = None, *, full: bool = False) -> str:
         """The report for a terminal, at most `width` columns (60 to 100; None: 100), 25 lines, or all lines if
-        `full`."""
+        `full`.
+        """
         if full:
             return text.render(self._opening(), self.headline, self._sections(), width)
         return text.first_screen(self._opening(), self.headline, self._sections(), self._more(), width)
