@@ -85,9 +85,7 @@ def _range(guesses: tuple[Guess, ...]) -> tuple[float, float]:
 
 
 def _place(value: float, low: float, high: float) -> float:
-    """The position of a value as a share of a logarithmic axis, or of an axis from 0; values outside are put at the
-    edge.
-    """
+    """The position of a value as a share of a logarithmic axis, or of an axis from 0; values outside go to the edge."""
     if value <= low:
         return 0.0
     return min(1.0, value / high if low == 0.0 else math.log(value / low) / math.log(high / low))

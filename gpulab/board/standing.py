@@ -69,9 +69,7 @@ class Standing(Struct, frozen=True):
 
 
 def standing(files: Mapping[str, Iterable[Line]], only: Sequence[str] = ()) -> Standing:
-    """The standing from the lines of each file. `only` these lessons (names); none: all. Lessons of others are left
-    out.
-    """
+    """The standing from the lines of each file. `only` these lessons (names); none: all lessons."""
     learners: list[LearnerStanding] = []
     guesses: dict[tuple[str, str], dict[str, Guess]] = {}
     opened: set[str] = set()

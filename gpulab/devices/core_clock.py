@@ -138,9 +138,7 @@ class MachineClock:
         self._ours: dict[int, bool] = {}  # by child process: whether gpulab started it
 
     def read(self) -> MachineReading:
-        """The totals. Costs about 20 µs, and 10 µs for each thread or child. Raises OSError if process `pid` has
-        ended.
-        """
+        """The totals. Costs about 20 µs, and 10 µs per thread or child. Raises OSError if process `pid` has ended."""
         workers_ns, gpulabs_ns = self._children()
         self._note(self._pid)
         tree_ns = process_cpu_ns(self._pid) + _ended_children_ns(self._pid) + workers_ns

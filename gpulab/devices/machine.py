@@ -142,9 +142,7 @@ def _cpu() -> Device:
 
 
 def _gpus(torch: ModuleType) -> list[Gpu]:
-    """The GPUs that this PyTorch can use, in its order: from PyTorch once CUDA is initialized here, before that from
-    NVML.
-    """
+    """The GPUs that this PyTorch can use, in its order: from PyTorch once CUDA is initialized here, else from NVML."""
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # after a permanent GPU error, NVML still lists the GPUs
             return [gpus.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]

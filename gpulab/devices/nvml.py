@@ -193,9 +193,7 @@ class _Gpu:
         return queries + self._gpm_query()
 
     def close(self) -> None:
-        """Free the GPM samples, then end NVML. After a fork it does nothing, because the handles belong to the
-        parent.
-        """
+        """Free the GPM samples, then end NVML. Does nothing after a fork: the handles belong to the parent."""
         if os.getpid() != self._owner:
             return
         if self._gpm is not None:

@@ -1,6 +1,4 @@
-"""Versions of the packages that affect the figures. Imports neither NumPy nor torch: the sampling process imports
-it.
-"""
+"""Versions of the packages that affect the figures. Imports no NumPy and no torch: the sampling process imports it."""
 
 from __future__ import annotations
 

@@ -41,9 +41,7 @@ def cpu_shared(context: RuleContext) -> Finding | None:
 
 
 def core_loss(context: RuleContext) -> CoreLoss | None:
-    """The time that a typical step loses waiting for cores; None if the system does not report it, or without a
-    step.
-    """
+    """The time that a typical step loses waiting for cores; None if the system does not report it or without a step."""
     return core_loss_of(context.facts, context.step_us, context.thresholds.core_wait_notice)
 
 

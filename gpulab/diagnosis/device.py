@@ -102,9 +102,7 @@ def _ran_out(context: RuleContext) -> str:
 
 
 def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
-    """Half of the memory is free, and the operations do not fill the GPU: a hint, never while the GPU waits for
-    data.
-    """
+    """Half of the memory is free, and the operations do not fill the GPU: a hint, never if the GPU waits for data."""
     fraction, (filled, source), limits = exact_memory_fraction(context.run), _filled(context), context.thresholds
     if not context.on_gpu or filled is None or filled >= limits.sm_active_low or context.starves:
         return None
@@ -127,9 +125,7 @@ def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _filled(context: RuleContext) -> tuple[float | None, str]:
-    """The share of the GPU that works while it is busy, and the source of the figure; the source's mean includes idle
-    time.
-    """
+    """The share of the GPU that works while it is busy, and the figure's source, whose mean includes idle time."""
     trace, source = context.facts.trace, "SMs active while the GPU works (NVML)"
     share = next((c.step_mean for c in context.facts.curves if c.name == "sm_active_fraction"), None)
     if share is None:

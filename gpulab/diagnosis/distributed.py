@@ -54,9 +54,7 @@ def typical(ranks: Iterable[RankFacts], figure: Callable[[RankFacts], float]) ->
 
 
 def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_line: Finding | None = None) -> Finding:
-    """The others wait for `late_rank`. `own`: that rank's first finding, which explains why; `with_line`: one with a
-    line.
-    """
+    """The others wait for `late_rank`. `own`: its first finding, which explains why; `with_line`: one with a line."""
     with_line = with_line or own
     others = [r for r in ranks.ranks if r.rank != late_rank]
     slowest = next(r for r in ranks.ranks if r.rank == late_rank)
@@ -135,9 +133,7 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
 
 
 def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Finding) -> Finding | None:
-    """Communication is many small collectives, each as slow as a larger one. `exposed`: the finding about all
-    communication.
-    """
+    """Communication is many small collectives, each as slow as a larger one. `exposed`: the finding about all of them."""
     counts = [r.collectives_per_step for r in ranks.ranks]
     on_gpu = any(r.breakdown.device_index is not None for r in ranks.ranks)
     most_us = thresholds.small_collective_gpu_us if on_gpu else thresholds.small_collective_cpu_us

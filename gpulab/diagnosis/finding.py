@@ -87,9 +87,7 @@ class Finding(Struct, frozen=True):
 
     @property
     def predicted_ratio(self) -> float | None:
-        """Predicted time per sample with the knob over the current time; None without a prediction or with only a
-        range.
-        """
+        """Predicted time per sample with the knob over the current time; None if unknown or only a range."""
         return self.prediction.ratio if self.prediction is not None and not self.prediction.only_sign else None
 
     @property
@@ -99,9 +97,7 @@ class Finding(Struct, frozen=True):
 
 
 class Undetermined(Struct, frozen=True):
-    """A rule cannot answer because something was not recorded. `what`: the question; `record`: what to record, and
-    how.
-    """
+    """A rule cannot answer because something was not recorded. `what`: the question; `record`: what to record."""
 
     key: str
     what: str
@@ -183,9 +179,7 @@ class RuleContext(Struct, frozen=True):
 
     @property
     def step_us(self) -> float:
-        """The typical step in µs: untraced if there are such steps, else traced; a trace without steps is one step. 0:
-        unknown.
-        """
+        """The typical step in µs: untraced if possible, else traced; a trace without steps is one step. 0: unknown."""
         step, account = self.facts.typical_step_us, self.breakdown
         if step is not None:
             return step.median
@@ -287,9 +281,7 @@ class RuleContext(Struct, frozen=True):
         return None if reason is None else capitalized(reason)
 
     def undetermined(self, key: str, what: str, *figures: str) -> Undetermined | None:
-        """The question that the rule cannot answer because the trace does not support one of these figures; else
-        None.
-        """
+        """The question that the rule cannot answer, as the trace does not support one of these figures; else None."""
         why = next(filter(None, map(self.withheld, figures)), None)
         return None if why is None else Undetermined(key, what, f"{why}; record the trace again")
 

@@ -116,9 +116,7 @@ class _Budget(Struct):
         return replace(finding, recoverable_us_per_step=claim_us, shares_with=shares)
 
     def _spend(self, finding: Finding, time_us: float) -> None:
-        """Claim time first from the parts that the finding claims whole, then from pieces of other parts; each in
-        proportion.
-        """
+        """Claim time first from parts that the finding claims whole, then from pieces of parts; each in proportion."""
         self.step_remaining_us -= time_us
         inside = [p for p in finding.parts if _base(p) != BETWEEN]
         own = dict.fromkeys(p for p in inside if "/" not in p)
@@ -138,9 +136,7 @@ class _Budget(Struct):
 
 
 def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
-    """The findings by the time that each can still save, weighted by certainty; none before a finding that it depends
-    on.
-    """
+    """The findings by the time that each can still save, weighted by certainty; none before one that it depends on."""
     step, waiting, done = context.step_us, list(findings), []
     floor = context.thresholds.silence * (total_us(context, findings) or 0.0)
     budget = _Budget(

@@ -143,9 +143,7 @@ def _fewer(context: RuleContext) -> str:
 
 
 def small_batch(context: RuleContext) -> Finding | Undetermined | None:
-    """The GPU is half idle and its memory half empty, or its kernels are too small: a larger batch costs little
-    time.
-    """
+    """The GPU is half idle and its memory half empty, or its kernels are too small: larger batches cost little time."""
     work, limits, step_us, idle_us = context.work, context.thresholds, context.step_us, context.idle_us
     if not context.on_gpu:
         return _mostly_calls(context)

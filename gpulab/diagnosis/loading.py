@@ -384,9 +384,7 @@ def _of_whole_batches(context: RuleContext, key: str) -> str:
 
 
 def _one_by_one_us(context: RuleContext) -> float | None:
-    """The time of one item of a map-style dataset, if it is hardly more than the cost of its Python calls; else
-    None.
-    """
+    """The time of one item of a map-style dataset, if it hardly exceeds the cost of its Python calls; else None."""
     inside, loader = context.facts.loading, context.loader
     if inside is None or not inside.items_per_batch or loader is None or loader.iterable:
         return None

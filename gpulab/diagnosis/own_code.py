@@ -229,8 +229,8 @@ _MUCH_MORE = 1.25  # ours: above it, a call does much more than its named pauses
 
 
 class _Words(Struct, frozen=True):
-    """The texts of a finding about pauses of one kind: `{share}` of the training time, `{times}` how often, `{each}`
-    how long.
+    """The texts of a finding about one kind of pauses: `{share}` of training time, `{times}` how often, `{each}` how
+    long.
     """
 
     summary: str

@@ -57,9 +57,7 @@ def diagnose_ranks(
 
 
 def _missing_traces(comparison: RankComparison) -> Finding | None:
-    """Some ranks have no trace: the remaining traces do not show which rank waits for which, nor what communication
-    costs.
-    """
+    """Some ranks have no trace: the others do not show which rank waits for which, nor the cost of communication."""
     check = next((c for c in comparison.integrity.checks if c.name == TRACE_DROPPED and c.state != "ok"), None)
     if check is None:
         return None

@@ -31,9 +31,7 @@ Sizes: TypeAlias = npt.NDArray[Any]
 
 
 def draw_knee(fixed_in_samples: float) -> Figure:
-    """A model's time per sample against the batch size; the fixed cost equals the time of `fixed_in_samples`
-    samples.
-    """
+    """A model's time per sample against the batch size; the fixed cost is that of `fixed_in_samples` samples."""
     sizes = 2.0 ** np.arange(0, 11)
     title = "time of a sample (1: without a fixed price), a model"
     return _curve(sizes, 1 + fixed_in_samples / sizes, None, title, "times the least")

@@ -261,9 +261,7 @@ def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
 
 @exercise()
 def check_shard(my_shard: Any) -> Checked:
-    """Whether `my_shard(lengths, rank, ranks)` gives each rank different texts, equally many, with equally much to
-    read.
-    """
+    """Whether `my_shard(lengths, rank, ranks)` gives each rank different texts, equally many and equally long."""
     for ranks in RANK_COUNTS:
         for lengths in (text_lengths(TEXTS), _shuffled(text_lengths(TEXTS))):
             shards = [my_shard(list(lengths), rank, ranks) for rank in range(ranks)]

@@ -131,9 +131,7 @@ class Lesson:
         return revealed
 
     def check(self, exercise: str, *, limit_s: float = LIMIT_S) -> Checked:
-        """Check an answer: unanswered, wrong (with a hint), undecided (with the reason), or right. Never raises for an
-        answer.
-        """
+        """Check an answer: unanswered, wrong (with a hint), undecided (with the reason), or right. Never raises."""
         judge = _part(self.exercises, exercise, "exercise")
         checked = self._checked(judge, limit_s)
         self._note(exercise, "check", checked.state)

@@ -87,9 +87,7 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tens
 
 
 def activation_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """The bytes that autograd saves in one forward pass, each piece of memory once, without weights; and the pass's
-    result.
-    """
+    """The bytes that autograd saves in one forward pass, each piece of memory once, without weights; and its result."""
     with saved_activations(model) as saved:
         result = forward()
     return saved.now_bytes, result
@@ -193,9 +191,7 @@ class Allocator(Struct):
 
 
 def fragmented() -> list[Allocator]:
-    """The stages of batches with changing sizes: in the end enough memory is free, but no piece of it is large
-    enough.
-    """
+    """The stages of batches with changing sizes: in the end enough memory is free, but no piece is large enough."""
     full = Allocator()
     for name, amount in (("A", 20), ("B", 15), ("C", 25), ("D", 15), ("E", 20)):
         full.allocate(name, amount)
@@ -227,9 +223,7 @@ def draw_allocators(stages: Iterable[Allocator]) -> Figure:
 
 
 def convolutions(channels: int = 64) -> dict[str, nn.Module]:
-    """Three convolutions from `channels` to `channels`: ordinary, depthwise-separable, inverted residual (expanded 4
-    times).
-    """
+    """Three convolutions with `channels`: ordinary, depthwise-separable, inverted residual (expanded 4 times)."""
     wide = 4 * channels
     return {
         "ordinary": nn.Conv2d(channels, channels, 3, padding=1),
@@ -355,9 +349,7 @@ def check_state(adamw_bytes: Any) -> Checked:
 
 @exercise()
 def check_checkpointing(my_network: Any) -> Checked:
-    """Whether `my_network(blocks)` returns a module that computes the same as the blocks and keeps far less for
-    backward.
-    """
+    """Whether `my_network(blocks)` returns a module equal to the blocks that keeps far less for backward."""
     with seeded():
         blocks = [Block(16).double() for _ in range(6)]
         x = torch.randn(32, 16, dtype=torch.float64, requires_grad=True)

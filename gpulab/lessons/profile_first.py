@@ -79,9 +79,7 @@ def draw_limit() -> Figure:
 
 @notes
 def limit_beside_share(run_name: str, experiment: str) -> Table:
-    """The gain promised by the report's share and the gain measured without the shift, each as a factor and as a
-    share.
-    """
+    """The gain promised by the report's share, and that measured without the shift, each as a factor and as a share."""
     diagnosed, most = diagnose(latest_run(run_name)), times_faster(experiment)
     line = next((finding for finding in diagnosed.findings if finding.source_line), None)
     promised = line.cost_us / diagnosed.step_us if line is not None and diagnosed.step_us else 1.0

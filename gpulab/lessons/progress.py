@@ -59,9 +59,7 @@ class Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Learner(Struct, frozen=True):
-    """The learner in this folder. `token` separates learners with the same name; a file in the folder has name and
-    token.
-    """
+    """The learner in this folder. `token` separates learners with the same name; a file has both."""
 
     name: str
     token: Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]

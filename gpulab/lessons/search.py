@@ -75,9 +75,7 @@ def validation_loss(model: nn.Module) -> float:
 
 
 class Pace(Struct, frozen=True):
-    """The first steps of a trial. `share`: share of their time in which the device works, 0 to 1; NaN if not
-    measurable.
-    """
+    """The first steps of a trial. `share`: the working share of the device, 0 to 1; NaN if not measurable."""
 
     us_per_sample: float
     share: float
@@ -274,9 +272,7 @@ def _words(trials: Sequence[Pair]) -> str:
 
 @exercise()
 def check_pareto(pareto: Callable[..., object]) -> Checked:
-    """Whether `pareto(trials)` returns exactly the pairs that no other pair beats, for tables with ties and
-    duplicates.
-    """
+    """Whether `pareto(trials)` returns exactly the pairs that no other pair beats, also with ties and duplicates."""
     for trials in _tables():
         if hint := _front_hint(trials, pareto(list(trials))):
             return wrong(hint)
@@ -427,9 +423,7 @@ def draw_curves() -> Figure:
 
 @exercise()
 def check_should_stop(should_stop: Callable[..., object]) -> Checked:
-    """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and stops the hopeless
-    ones.
-    """
+    """Whether `should_stop(step_times, best)` lets good trials of the recorded curves run and stops hopeless ones."""
     hopeless = [trial for trial in CURVES if _times_as_long(trial) >= HOPELESS]
     for scale, machine in ((1.0, ""), (0.04, "On a machine 25× faster: "), (30.0, "On one 30× slower: ")):
         best_us = CURVES[BEST][0] * scale

@@ -114,9 +114,7 @@ def jobs_table(folder: str | Path = FLEET) -> Table | Note:
 
 
 def array_script(jobs: Mapping[str, str], gres: str, at_once: int, minutes: int = 60) -> str:
-    """A batch file for `sbatch`: an array with a task per job, each on the resource `gres`, at most `at_once`
-    running.
-    """
+    """A batch file for `sbatch`: an array with a task per job, each on resource `gres`, at most `at_once` running."""
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=fleet",
@@ -334,9 +332,7 @@ _FLEETS = 200
 
 @exercise()
 def check_together(put_together: Any) -> Checked:
-    """Whether `put_together(jobs, most)` groups jobs so that no device is overloaded, on as few devices as first fit
-    needs.
-    """
+    """Whether `put_together(jobs, most)` groups jobs so that no device is overloaded, on as few as first fit needs."""
     needed = enough = 0
     for jobs in _fleets():
         groups = put_together(dict(jobs), MOST_BUSY)

@@ -314,9 +314,7 @@ def _memory_ratio(evidence: PriorEvidence, size: int, before: int) -> float | No
 
 
 def _range(projection: Projection, scale: float) -> Projection:
-    """A range: time per sample is unchanged, time per step is shared by more samples. At best, all time except loading
-    is.
-    """
+    """A range: time per sample is unchanged, time per step is shared by more samples; at best, all except loading."""
     today = projection.today
     calls = _calls_share(today)
     if calls is not None and calls >= MOSTLY_CALLS:
@@ -348,9 +346,7 @@ def _calls_share(today: Baseline) -> float | None:
 
 
 def _of_calls(projection: Projection, scale: float, calls: float) -> Projection:
-    """Operator calls are shared by more samples; the rest of a step grows with the samples, the more so the larger it
-    is.
-    """
+    """Operator calls are shared by more samples; the rest grows with the samples, the more so the larger it is."""
     fixed = 1 - (1 - calls) ** 2
     likely, *ends = (f + (1 - f) * scale for f in (fixed, 1.0, calls))
     words = f"{percent(calls)} of a step is operator calls and optimizer, which do not grow with the batch"

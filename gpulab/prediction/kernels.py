@@ -54,9 +54,7 @@ _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
 
 def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Flash or memory-efficient attention does not write the attention matrix, which saves the kernels that only move
-    it.
-    """
+    """Flash or memory-efficient attention does not write the attention matrix, which saves kernels that only move it."""
     timeline = projection.today.run.timeline
     plain = None if timeline is None else labels(timeline).named(_MATH_ATTENTION.__eq__)
     if timeline is None or plain is None or not plain.any():
@@ -294,9 +292,7 @@ def _moved_bytes(work: OptimizerWork) -> int:
 
 
 def _scaled(today: Baseline, inside: Inside, *, device: float, host: float) -> Changes:
-    """Changes that scale the work launched by the optimizer to `device`, and the host's time in it to `host`, as
-    shares.
-    """
+    """Changes that scale the optimizer's device work to `device`, and the host's time in it to `host`, as shares."""
     work, update_times = today.work, inside.work.step_times
     launched = work.call >= 0
     theirs = work.rows[launched][covers(update_times, work.timeline.start_ns[work.call[launched]])]

@@ -151,9 +151,7 @@ def predict(facts: Facts, settings: Mapping[str, str], evidence: PriorEvidence =
 
 
 def _telling(prediction: Prediction) -> Prediction:
-    """The prediction, or a refusal if its range is useless: clearly faster to clearly slower, or wide around today's
-    time.
-    """
+    """The prediction, or a refusal if its range is useless: clearly faster to clearly slower, or wide around 1."""
     assert prediction.interval is not None, "a refused one has returned before"
     low, high = prediction.interval
     if low >= 1 or high <= 1 or ((low * CLEARLY > 1 or high < CLEARLY) and high <= WIDEST * low):

@@ -123,9 +123,7 @@ class Baseline(Struct, frozen=True, dict=True):
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The replay of the traced window on its busiest GPU; None on a CPU. Raises NoPrediction if nothing can be
-        replayed.
-        """
+        """The replay of the traced window on its busiest GPU; None on a CPU. Raises NoPrediction without one."""
         if not self.on_gpu:
             return None
         account = self.facts.breakdown
@@ -165,9 +163,7 @@ class Making(Struct, frozen=True):
 
 
 def making_of(today: Baseline) -> Making | None:
-    """As timed in the process that makes the batch; else from the wait: the whole wait without workers, else their
-    rate.
-    """
+    """As timed in the process that makes the batch; else from the wait: all of it without workers, else their rate."""
     inside = today.facts.loading
     if inside is not None:
         parts = (

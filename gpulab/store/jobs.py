@@ -58,9 +58,7 @@ def job_of(store: Store, job_id: str) -> Ranks:
 
 
 def await_job(store: Store, job_id: str, world_size: int, wait_s: float = WAIT_S) -> Ranks:
-    """The ranks of a job as soon as all are stored, or after `wait_s` seconds, because ranks end one after the
-    other.
-    """
+    """The ranks of a job as soon as all are stored, or after `wait_s` seconds: ranks end one after the other."""
     until_s = time.monotonic() + wait_s
     while len({job.rank for job, _ in _parts(store) if job.id == job_id}) < world_size:
         if time.monotonic() > until_s:

@@ -83,9 +83,7 @@ class JournalWriter:
                 self._lock.release()
 
     def stop(self) -> None:
-        """Write the last rows, if any were written before, because storing the run takes a while. Then write no
-        more.
-        """
+        """Write the last rows, if any were written before, as storing the run takes a while. Then write no more."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(END_TIMEOUT_S)

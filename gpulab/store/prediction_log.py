@@ -78,9 +78,7 @@ class Board(Struct, frozen=True):
     problem: str = ""
 
     def errors(self, device: str) -> dict[str, tuple[float, ...]]:
-        """The latest errors of each knob on a device: measured over predicted ratio, for predictions that are
-        estimates.
-        """
+        """The latest errors of each knob on a device: measured over predicted ratio, without mere ranges."""
         by_knob: dict[str, list[float]] = {}
         for record in self.records:
             if record.device == device and not record.only_sign:
@@ -133,9 +131,7 @@ class Scoreboard:
         return Board(tuple(conclusive), len(sound) - len(conclusive), len(records) - len(sound), problem)
 
     def _put_aside(self, path: Path) -> None:
-        """Rename a full file. Another process that still writes to it loses no lines: the renamed file is read as
-        well.
-        """
+        """Rename a full file. Another process that still writes to it loses no lines: the renamed file is read, too."""
         with contextlib.suppress(FileNotFoundError):  # no such file, or another process was first
             if path.stat().st_size < FULL_BYTES:
                 return

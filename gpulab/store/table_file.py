@@ -124,9 +124,7 @@ def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
 
 
 def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:
-    """All whole blocks, except of tables whose names begin with `skip`. Raises OSError, and ValueError for another
-    format.
-    """
+    """All whole blocks, except of tables that begin with `skip`. Raises OSError, and ValueError for another format."""
     about, dtypes, end = _read_header(file)
     size, blocks, row_counts = file.seek(0, os.SEEK_END), list[_Block](), dict.fromkeys(dtypes, 0)
     for block in _blocks(file, dtypes, end, size):

@@ -1,6 +1,4 @@
-"""The memory that the allocators held over the profiled window: a curve, its peak and the time of the peak, per
-device.
-"""
+"""The memory that the allocators held over the profiled window: a curve, its peak and the peak's time, per device."""
 
 from __future__ import annotations
 

@@ -217,9 +217,7 @@ def worker_start(spans: Labels) -> Intervals:
 
 
 def _begins_loop(spans: Labels, fetch: int, *, alone: bool) -> bool:
-    """Whether the fetch is the loop's first: in the first step by number, or, without steps, `alone` and before all
-    work.
-    """
+    """Whether the fetch is the loop's first: in the first step or, without steps, `alone` and before all work."""
     steps = _marks(spans, What.STEP)
     numbered = [(row, spans.names[spans.name_id[row]]) for row in steps.tolist()]
     numbered = [(row, name) for row, name in numbered if name.startswith("ProfilerStep#")]

@@ -119,9 +119,7 @@ class Columns:
         return {name: np.concatenate(self._pieces.pop(name)) for name in list(self._pieces)}
 
     def extra(self, order: Int64) -> dict[str, Float64]:
-        """Return each optional column for the spans in this order, NaN if a span has no figure, and remove it from
-        here.
-        """
+        """Return each optional column for the spans in this order, NaN if a span has no figure, and remove it here."""
         place = np.full(self.spans, -1, np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         whole = {}
@@ -393,9 +391,7 @@ def product_sizes(spans: Sequence[Span], products: npt.NDArray[np.intp]) -> tupl
 
 @lru_cache(maxsize=4096)
 def _sizes(spellings: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | None:
-    """The sizes m, n and k; None if the shapes are not those of a product: another version's spelling, or an odd
-    file.
-    """
+    """The sizes m, n and k; None if the shapes are not those of a product: another spelling, or an odd file."""
     try:
         dims = _dims.decode(spellings)
     except (msgspec.MsgspecError, RecursionError):

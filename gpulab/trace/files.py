@@ -101,9 +101,7 @@ def _read_here(file: Path) -> Run | str:
 
 
 def _read_apart(file: Path, folder: Path) -> Run | str:
-    """Read a file in its own process, which returns the record in the format of the store; a cached file is read
-    here.
-    """
+    """Read a file in its own process, which returns the record in the store's format; cached files are read here."""
     run = cached(file)
     if run is not None:
         return run

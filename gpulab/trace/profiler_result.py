@@ -118,9 +118,7 @@ def _read(events: list[Any]) -> Columns:
 
 
 def _arguments(events: list[Any], rows: Int64) -> list[Args]:
-    """The arguments that a trace file has for these events. Empty if this PyTorch has no `metadata_json` or recorded
-    none.
-    """
+    """The arguments that a trace file has for these events. Empty if PyTorch has no `metadata_json` or recorded none."""
     if not len(rows) or not hasattr(events[0], "metadata_json"):
         return [Args()] * len(rows)
     return [_decoded(events[row].metadata_json()) for row in rows.tolist()]
@@ -135,9 +133,7 @@ def _decoded(members: str) -> Args:
 
 
 def _categories(events: list[Any]) -> UInt8:
-    """Kineto's activity names as numbers. Events of PyTorch 2.9 and older have no such name: see
-    `_category_by_name`.
-    """
+    """Kineto's activity names as numbers. Events of PyTorch 2.9 and older have none: see `_category_by_name`."""
     n = len(events)
     if not events or not hasattr(events[0], "activity_type"):
         return np.fromiter(map(_category_by_name, events), np.uint8, n)

@@ -155,9 +155,7 @@ class TraceText:
         raise TraceError(self._no_events(text))
 
     def _learn_boundary(self, text: bytes) -> bool:
-        """Learn the key with which events begin. Inside a string its quotes would be escaped, so cutting there is
-        safe.
-        """
+        """Learn the key with which events begin. In a string its quotes would be escaped, so cutting there is safe."""
         keys = Counter(_FIRST_KEY.findall(b"," + text[:BLOCK_BYTES]))
         if not keys:
             return False

@@ -185,9 +185,7 @@ class Layer(Struct, frozen=True):
 
 
 class FactorRange(Struct, frozen=True):
-    """A factor, its interval, the noise around 1 and the single measurements. `middle` is None if only a range is
-    known.
-    """
+    """A factor, its interval, the noise around 1 and the single measurements. `middle` None: only a range is known."""
 
     middle: float | None
     interval: tuple[float, float] | None

@@ -162,9 +162,7 @@ def _rests_on(speed: Speed) -> str:
 
 
 def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
-    """Each speedup with its interval, noise and prediction. Single pairs are drawn only if there are two rows or no
-    interval.
-    """
+    """Each speedup with its interval, noise and prediction. Single pairs only for two rows or without an interval."""
     first, *others = rows
     ranges = [FactorRange(1.0, None, UNDECIDED) if first.is_baseline else _range(first)]
     for row in others:

@@ -310,9 +310,7 @@ def busy_fraction(facts: Facts | None) -> float | None:
 
 
 def data_wait_fraction(facts: Facts | None) -> float | None:
-    """Share of the typical step spent waiting for the next batch; on a GPU, only the wait that its work does not
-    hide.
-    """
+    """Share of the typical step spent waiting for the next batch; on a GPU, only the wait that work does not hide."""
     shares = facts.shares if facts is not None else None
     return None if shares is None else shares.share["data_wait"]
 

@@ -182,9 +182,7 @@ EVERY_S = 3.0
 
 
 class Sentence:
-    """A sentence about the run so far, renewed every few seconds: computing it takes 2 ms. A failure cannot break the
-    run.
-    """
+    """A sentence about the run so far, renewed every few seconds: it takes 2 ms. A failure cannot break the run."""
 
     def __init__(self) -> None:
         self._words = ""
@@ -249,9 +247,7 @@ class Stage(Struct):
 
 
 def _without_live_view(report: Report | RankedReport, reason: str) -> Report | RankedReport:
-    """The report with the live view listed as missing. The record is unchanged: the reason concerns only this
-    display.
-    """
+    """The report with the live view listed as missing. The record is unchanged: only this display lacks it."""
     from gpulab.views.report.report import Report
 
     if not isinstance(report, Report):

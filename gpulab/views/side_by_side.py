@@ -57,9 +57,7 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, edit: str = "") -> str:
-    """The whole comparison as HTML with inline styles; for a deleted run, only the figures of its row. `edit`: from A
-    to B.
-    """
+    """The whole comparison as HTML with inline styles; of a deleted run, only its row. `edit`: from A to B."""
     whole = macros("side_by_side.html").whole(
         sentence(a, b, speed),
         " and ".join(row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure),

@@ -18,9 +18,7 @@ from gpulab.views.layout import Section
 
 
 class View(ABC):
-    """A result with its views; every view is a pure function of the result. A notebook displays it as a cell's last
-    value.
-    """
+    """A result with its views; every view is a pure function of it. A notebook displays it as a cell's last value."""
 
     __slots__ = ()
 
@@ -59,9 +57,7 @@ class View(ABC):
         return f"The rest: {'' if bound else 'import gpulab; '}print(gpulab.{call}.text(full=True))"
 
     def text(self, width: int | None = None, *, full: bool = False) -> str:
-        """The report for a terminal, at most `width` columns (60 to 100; None: 100), 25 lines, or all lines if
-        `full`.
-        """
+        """The report for a terminal, at most `width` columns (60 to 100; None: 100), 25 lines, or all if `full`."""
         if full:
             return text.render(self._opening(), self.headline, self._sections(), width)
         return text.first_screen(self._opening(), self.headline, self._sections(), self._more(), width)

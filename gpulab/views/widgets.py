@@ -150,9 +150,7 @@ class Renewed:
 
 
 def widget_class(script: str, **traits: object) -> Callable[..., Any]:
-    """The anywidget class of a script in `views/static`, with a synchronized trait for each name and its initial
-    value.
-    """
+    """The anywidget class of a script in `views/static`, with a synchronized trait per name and its initial value."""
     import anywidget
     import traitlets
 
@@ -173,9 +171,7 @@ class ProgressWidget(Renewed):
 
 @cache
 def _stop_button() -> Callable[..., Any]:
-    """The widget class of frontend/src/stop_button.js. `css`, not `style`: front ends take `style` for an ipywidgets
-    widget.
-    """
+    """The widget class of frontend/src/stop_button.js. `css`, not `style`: `style` marks an ipywidgets widget."""
     status = {"running": True, "words": "gpulab: …", "fraction": 0}
     return widget_class("stop_button.js", run_key="", hint="", css="", status=status)
 
@@ -212,9 +208,7 @@ class Offer:
 
 @cache
 def hidden_widget(script: str) -> Callable[..., Any]:
-    """The class of a widget that is never displayed: its script controls the output that has its `key` until it is
-    `over`.
-    """
+    """The class of a widget that is never displayed: its script controls the output with its `key` until it is `over`."""
     return widget_class(script, key="", over=False)
 
 

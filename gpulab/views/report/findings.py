@@ -71,9 +71,7 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def to_try(settings: str, source: str | None, ranks: int | None) -> str:
-    """The command that compares a setting: for a script, in the terminal where it was recorded; for all else, in a
-    cell.
-    """
+    """The command that compares a setting: for a script, in the terminal; for all else, in a cell."""
     if source in ("script", "trace"):
         if ranks:
             return f"on your script, without an edit: gpulab record --ranks {ranks} --set {settings} SCRIPT"

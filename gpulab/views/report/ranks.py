@@ -45,9 +45,7 @@ class RankedReport(View):
 
     @property
     def spotlight(self) -> int:
-        """The rank shown in full: the rank that the others wait for, else the first rank with a trace, else the first
-        rank.
-        """
+        """The rank shown in full: the rank that the others wait for, else the first with a trace, else the first."""
         if self.comparison.straggler is not None:
             return self.comparison.straggler
         return next((rank for rank, figures in self.facts.items() if figures.breakdown), next(iter(self.facts)))

@@ -353,9 +353,7 @@ def _hidden_wait(facts: Facts, shares: StepShares) -> str:
 
 
 def without_parts(operators: Sequence[CostRow]) -> tuple[CostRow, ...]:
-    """The operators without the annotations around loading and the optimizer, whose time the breakdown lists as
-    parts.
-    """
+    """The operators without the annotations around loading and the optimizer, whose time the breakdown has as parts."""
     marks = (What.LOADER, What.UPDATE, What.ZEROING)
     return tuple(row for row in operators if kind_of(Category.USER_ANNOTATION, row.name) not in marks)
 

@@ -235,9 +235,7 @@ def _kinds(timeline: Timeline, order: Int64, device_kind: str) -> tuple[list[lis
 
 
 def _lanes_head(lanes: list[_Stack], firsts: Int64) -> dict[str, object]:
-    """Each lane's rows as [first, count]; the overview draws the GPUs' work, or the first row if there is no GPU
-    work.
-    """
+    """Each lane's rows as [first, count]; the overview draws the GPUs' work, or the first row if there is none."""
     rows = [[a, b - a] for a, b in pairwise(firsts.tolist())]
     heads: list[dict[str, object]] = []
     overview: list[list[int]] = []

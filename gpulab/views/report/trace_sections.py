@@ -110,9 +110,7 @@ def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
 
 
 def exchanges_section(exchanges: Sequence[CollectiveFacts], per: str, *, waits_included: bool) -> Section:
-    """What ranks exchange, by kind and process group. `waits_included`: times include waits, which one rank cannot
-    separate.
-    """
+    """What ranks exchange, by kind and process group. `waits_included`: times include waits."""
     columns = (Column(""), Column("process group"), *numbers("count", "size of one", "time of one", "bus bandwidth"))
     cells = [
         (
