@@ -133,7 +133,7 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
 
 
 def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Finding) -> Finding | None:
-    """Communication is many small collectives, each as slow as a larger one. `exposed`: the finding about all of them."""
+    """Communication is many small collectives, each as slow as a large one. `exposed`: the finding about all."""
     counts = [r.collectives_per_step for r in ranks.ranks]
     on_gpu = any(r.breakdown.device_index is not None for r in ranks.ranks)
     most_us = thresholds.small_collective_gpu_us if on_gpu else thresholds.small_collective_cpu_us

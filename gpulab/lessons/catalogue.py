@@ -77,7 +77,7 @@ LESSONS: tuple[Entry, ...] = (
 
 
 def find_lesson(name: str | int) -> Entry:
-    """The lesson of a number ("03", 3), or a notebook's name or its part. Raises UsageError naming the nearest match."""
+    """The lesson of a number ("03", 3), or a notebook's name or its part. Raises UsageError naming the nearest."""
     word = f"{name:02d}" if isinstance(name, int) else str(name).strip().removesuffix(".ipynb")
     for entry in LESSONS:
         if word in (entry.number, entry.name, entry.module) or (word.isdecimal() and int(word) == int(entry.number)):

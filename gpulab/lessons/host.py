@@ -216,7 +216,7 @@ def slow_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[
 
 @contextmanager
 def _recorded_reads() -> Iterator[list[str]]:
-    """Records the name of every call in the block that reads a tensor's numbers into Python; then undoes its patches."""
+    """Records the name of every call in the block that reads a tensor's numbers into Python; patches are undone."""
     reads: list[str] = []
     inside = False  # a read that contains others counts once
 

@@ -39,7 +39,7 @@ class SlowLink:
         nn.utils.vector_to_parameters(self._carry(weights).wait(), model.parameters())
 
     def seconds(self, size_bytes: int, ranks: int) -> float:
-        """Time of an all-reduce: 2(n-1)/n times its bytes cross the link of each rank (definitions.md, "All-reduce")."""
+        """Time of an all-reduce: 2(n-1)/n times its bytes cross each rank's link (definitions.md, "All-reduce")."""
         return self.latency_ms / 1e3 + 2 * (ranks - 1) / ranks * size_bytes / (self.mb_per_s * 1e6)
 
     def _carry(self, values: Tensor) -> torch.futures.Future[Tensor]:

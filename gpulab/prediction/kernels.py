@@ -54,7 +54,7 @@ _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
 
 def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
-    """Flash or memory-efficient attention does not write the attention matrix, which saves kernels that only move it."""
+    """Flash or memory-efficient attention does not write the attention matrix, saving kernels that only move it."""
     timeline = projection.today.run.timeline
     plain = None if timeline is None else labels(timeline).named(_MATH_ATTENTION.__eq__)
     if timeline is None or plain is None or not plain.any():

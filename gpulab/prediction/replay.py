@@ -169,7 +169,7 @@ def _without(host: Sequence[tuple[Intervals, float]], at_ns: Int64) -> Factors:
 
 
 def _fewer(windows: Intervals, launched_ns: Int64, most_tasks: int) -> tuple[Intervals, int]:
-    """The steps around the median step with at most `most_tasks` tasks (at least that step), and where replay begins."""
+    """The steps around the median step with up to `most_tasks` tasks (at least that step), and where replay begins."""
     starts = np.sort(launched_ns)
     edges = np.searchsorted(starts, windows)
     counts = edges[:, 1] - edges[:, 0]

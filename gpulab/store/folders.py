@@ -224,7 +224,7 @@ class Store:
         return unfinished
 
     def _finish(self, folder: Path) -> str | None:
-        """Move a run to its final folder. Returns why that fails; None if it succeeds or the run holds nothing useful."""
+        """Move a run to its final folder. Returns why that fails; None if it succeeds or the run is useless."""
         final = self.root / folder.name.removeprefix(RUNNING_PREFIX)
         try:
             if final.exists():

@@ -43,7 +43,7 @@ class Entry(Struct, frozen=True):
 
 
 def select(entries: Sequence[Entry], key: str) -> Entry | None:
-    """The entry by id, position from the end, name, or unique beginning of an id, in this order; the last if several."""
+    """By id, position from the end, name, or unique beginning of an id, in this order; of several, the last."""
     exact = [e for e in entries if e.id == key]
     if exact:
         return exact[-1]

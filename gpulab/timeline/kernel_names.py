@@ -148,7 +148,7 @@ def _by_units(lowered: str) -> bool:
 
 
 def _numbers(lowered: str, units: bool) -> str:
-    """The format by the types in the name; tensor-core kernels without a type in their name multiply 16 bits or fewer."""
+    """Format by the types in the name; tensor-core kernels without a type in their name multiply 16 bits or fewer."""
     if _WIDE.search(lowered):
         return ""
     if _TF32.search(lowered) and not _SIXTEEN.search(lowered):

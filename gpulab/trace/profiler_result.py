@@ -118,7 +118,7 @@ def _read(events: list[Any]) -> Columns:
 
 
 def _arguments(events: list[Any], rows: Int64) -> list[Args]:
-    """The arguments that a trace file has for these events. Empty if PyTorch has no `metadata_json` or recorded none."""
+    """The arguments of these events in a trace file. Empty if PyTorch has no `metadata_json` or recorded none."""
     if not len(rows) or not hasattr(events[0], "metadata_json"):
         return [Args()] * len(rows)
     return [_decoded(events[row].metadata_json()) for row in rows.tolist()]

@@ -12,7 +12,7 @@ Fit = Literal["tight", "number", "wrap", "cut", "code"]
 
 
 class Column(Struct, frozen=True):
-    """A column's title and how its cells use space: as is, right-aligned, wrapped, or cut to fit (`code` in monospace)."""
+    """A column's title and how its cells use space: as is, right-aligned, wrapped, or cut (`code` in monospace)."""
 
     title: str
     fit: Fit = "tight"

@@ -200,7 +200,7 @@ LOG_S = 10.0
 
 
 def log_lines(stream: TextIO) -> Listener | None:
-    """A listener that logs an experiment's progress, a line every few seconds, the first at once; None at a terminal."""
+    """A listener that logs an experiment, a line every few seconds, the first at once; at a terminal None."""
     if stream is None or stream.isatty():
         return None
     due_s = 0.0

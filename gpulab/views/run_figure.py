@@ -125,7 +125,7 @@ class StepBars(Struct, frozen=True):
 
 
 def binned_steps(facts: Facts, until_ns: int | None = None) -> StepBars:
-    """The steps that began before `until_ns` as at most some 150 bars; profiled steps are never averaged with others."""
+    """The steps that began before `until_ns` as at most some 150 bars; profiled ones are never averaged with others."""
     steps = facts.run.steps
     count = len(steps) if until_ns is None else int(np.searchsorted(steps.start_ns, until_ns))
     parts = {name: ns[:count] for name, ns in _parts_ns(facts).items()}

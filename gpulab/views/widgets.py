@@ -208,7 +208,7 @@ class Offer:
 
 @cache
 def hidden_widget(script: str) -> Callable[..., Any]:
-    """The class of a widget that is never displayed: its script controls the output with its `key` until it is `over`."""
+    """The class of a never displayed widget: its script controls the output with its `key` until it is `over`."""
     return widget_class(script, key="", over=False)
 
 
