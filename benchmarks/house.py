@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from benchmarks.harness import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = ("lessons", "demo", "board")  # the rooms beside the package's core
@@ -99,24 +101,42 @@ def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
     return reachable
 
 
-def main() -> None:
-    """Print the table of rooms, the sums, the median file and the circles."""
-    folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "gpulab"
+def measure(folder: Path = ROOT / "gpulab") -> dict[str, Any]:
+    """Files, lines and nodes of each room and in total, the median file, and the circles."""
     modules = sizes(folder)
     by_room = rooms(modules)
+    package = [room for room in by_room if room not in LESSONS]
+    totals = {"package": package, "lessons, demo, board": [room for room in by_room if room in LESSONS]}
+    return {
+        "rooms": {room: size._asdict() for room, size in sorted(by_room.items())},
+        "totals": {
+            label: reduce(Size.plus, (by_room[room] for room in members), Size())._asdict()
+            for label, members in totals.items()
+        },
+        "median_file_lines": median(size.lines for path, size in modules.items() if path.parts[0] not in LESSONS),
+        "circles": [sorted(group) for group in circles(imports(folder))],
+    }
+
+
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
+    """Totals of the package without lessons, and the lines of the lessons."""
+    package, lessons = results["totals"].values()
+    for what in ("files", "lines", "nodes"):
+        yield Figure(f"the package without lessons: {what}", package[what], target=what, words=f"{package[what]:,}")
+    yield Figure("lessons, demo and board: lines", lessons["lines"], target="lessons", words=f"{lessons['lines']:,}")
+    yield Figure("lines of the median file", results["median_file_lines"], target="median")
+    yield Figure("circles of imports", len(results["circles"]), target="circles")
+
+
+def main() -> None:
+    """Print the table of rooms, the totals, the median file and the circles."""
+    results = measure(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "gpulab")
     print(f"{'room':<22}{'files':>6}{'lines':>8}{'nodes':>9}")
-    for room, size in sorted(by_room.items()):
-        print(f"{room:<22}{size.files:>6}{size.lines:>8,}{size.nodes:>9,}")
-    beside = [room for room in by_room if room in LESSONS]
-    for label, names_of_rooms in (("package", by_room.keys() - set(beside)), ("lessons", beside)):
-        total = reduce(Size.plus, (by_room[room] for room in names_of_rooms), Size())
-        print(f"{label:<22}{total.files:>6}{total.lines:>8,}{total.nodes:>9,}")
-    inside = [size.lines for path, size in modules.items() if path.parts[0] not in LESSONS]
-    names = Counter(path.name for path in modules if path.name not in ("__init__.py", "__main__.py"))
-    print(f"median file of the package: {median(inside):.0f} lines; file names that stand twice or more: "
-          f"{sum(count > 1 for count in names.values())}")  # fmt: skip
-    for group in circles(imports(folder)):
-        print("circle:", ", ".join(sorted(group)))
+    for room, size in (results["rooms"] | results["totals"]).items():
+        print(f"{room:<22}{size['files']:>6}{size['lines']:>8,}{size['nodes']:>9,}")
+    print(f"median file of the package: {results['median_file_lines']:.0f} lines")
+    for group in results["circles"]:
+        print("circle:", ", ".join(group))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Step accounting: divides each step's wall time into parts that never overlap and sum to the step.
 
-Each device has its own account. Between two calls the training thread runs Python code. If that takes at most
-`PYTHON_GAP_NS`, it counts as "launch": an eager program pays it for each launch.
+Each device has its own account. In a GPU's account, idle time in which the training thread runs Python code between two
+calls counts as "launch" up to `PYTHON_GAP_NS`: an eager program pays it for each launch.
 
 The time in which the training thread was ready to run but had no processor core ("core_wait") is counted by the system
 and is not in the trace: its total per step is known, its position is not. It is subtracted from the parts in which the
@@ -118,7 +118,7 @@ class Breakdown(Struct, frozen=True, eq=False):
 
     @property
     def bare(self) -> Intervals:
-        """The time of all steps on the accounted device that no part claims."""
+        """The time within the steps, on the accounted device, that no part claims."""
         return subtract(self.covered, joined(*self.claims.values()))
 
     @property
@@ -178,9 +178,10 @@ class Breakdown(Struct, frozen=True, eq=False):
 
 
 def breakdown(run: Run, *, idle_causes: bool = True) -> Breakdown | None:
-    """Account the profiled steps on the device that worked longest; None without a trace or with its host side alone.
+    """Account the profiled steps on the device that worked longest; None without a trace of that device.
 
-    Without `idle_causes` (if the clocks of host and device disagree) all idle time of a device is "unknown".
+    Without `idle_causes` (if the clocks of host and device disagree) all idle time of a device but "core_wait" is
+    "unknown".
     """
     return next(iter(breakdowns(run, idle_causes=idle_causes)), None)
 

@@ -63,7 +63,7 @@ class _Terminated(Exception):
 class Pilot:
     """Acts on the marks of a tape, on the training thread; the run began at `origin_ns` (`time.perf_counter_ns`).
 
-    It sleeps until there may be something to do, which each mark checks by one comparison. To end the run it raises
+    Between two actions it sleeps: a mark then only tests its kind and how many marks wait. To end the run it raises
     `StopRun(capture)` through the hooks into the user's code. `new_window` makes a profiler session.
     """
 

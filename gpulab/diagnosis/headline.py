@@ -27,8 +27,8 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     """The findings to report, in the order in which to cure them; at least one.
 
     `findings` holds at most one finding per key, and `healthy` or `cannot_tell` if there is no other. Findings below
-    the silence are dropped, and a minor finding cannot take the headline from a healthy run. Context findings come
-    after the causes and claim no time.
+    the silence are dropped, and a minor finding cannot take the headline from a healthy run. Context findings
+    follow the costly causes and then claim no time; without such a cause they may lead. Hints come last.
     """
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
     beside = [f for f in findings if kind_of(f.key).role == "context"]
@@ -78,7 +78,7 @@ def _is_hint(finding: Finding) -> bool:
 
 
 def _without_symptoms(findings: list[Finding]) -> list[Finding]:
-    """The findings without symptoms of a measured cause, which has their time and names them in its sentence."""
+    """Drops each symptom of another finding with a known cost: that finding includes its time and names it."""
     symptoms = {key for f in findings if f.recoverable_us_per_step for key in kind_of(f.key).explains}
     return [f for f in findings if f.key not in symptoms]
 
@@ -87,7 +87,10 @@ def _without_symptoms(findings: list[Finding]) -> list[Finding]:
 
 
 class _Budget(Struct):
-    """The unclaimed time of each part of the step (µs), and the claims within a part by finding."""
+    """The unclaimed time of each part of the step, and of the whole step (µs).
+
+    `within` is the time claimed so far, by part or piece of one; `takers` are the findings that claimed from a part.
+    """
 
     remaining: dict[str, float]
     within: dict[str, float] = field(default_factory=dict)
@@ -162,7 +165,7 @@ def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
 
 
 def _claimed_between(finding: Finding) -> float:
-    """The part of the finding's time outside the typical step: all if it names no part of the step."""
+    """The part of the finding's time between the steps: 0 unless it names `BETWEEN`, all if it names nothing else."""
     own = finding.cost_us
     if not any(_base(p) == BETWEEN for p in finding.parts):
         return 0.0
@@ -177,7 +180,7 @@ def _base(part: str) -> str:
 
 
 def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
-    """Each finding names the next one once it and all before it are cured, and the most that the next would save."""
+    """Adds to each finding what comes once it and all before it are fixed, and the most that this would save."""
     remaining = total_us(context, ranked)
     if remaining is None:
         return ranked

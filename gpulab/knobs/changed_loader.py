@@ -2,7 +2,8 @@
 
 `DataLoader.__iter__` and `__len__` are replaced at the class, so loaders of earlier cells and of libraries are covered,
 evaluation loaders too. A loader has one copy until the overrides change: its epochs are alike and its workers may
-persist. The copy shares everything except the overridden options with the user's loader, which is never changed.
+persist. Apart from the overridden options, what follows from them, and sometimes its random generator, the copy
+shares everything with the user's loader, which is never changed.
 
 The order of the data stays the same, with two exceptions due to workers: a dataset that draws random numbers draws
 them in another process; and a sampler that draws during the epoch is read ahead, so after an interrupted epoch it has
@@ -295,7 +296,7 @@ def _change(loader: DataLoader[Any], override: Override, workers: int) -> Change
 def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler | None:
     """Batches of that size from the same sampler.
 
-    None if not torch's own BatchSampler makes the batches, or the sampler has fewer items than one batch.
+    None if the batches are not made by torch's own BatchSampler, or the sampler has fewer items than one batch.
     """
     from torch.utils.data import BatchSampler, IterableDataset
 

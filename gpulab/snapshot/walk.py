@@ -1,12 +1,13 @@
 """Finds everything mutable that a cell's code can reach from its names: the state to save.
 
 The walk follows containers, attributes of restorable instances, bound methods, closures, defaults, and the globals that
-the user's functions and classes use. It does not enter modules, arrays, and containers of more than LARGE elements, of
-which only the length is compared. It calls no user code.
+the user's functions and classes use. It does not enter Python modules or arrays. Of a container with more than LARGE
+elements it compares only the length, unless that is training state. No method of the user is called but the `__len__`
+and `__iter__` of containers.
 
 An object that represents something outside Python (an open file, a thread, a window) must not be restored: the outside
-would not follow. So only three sorts of objects are restored: torch's training objects, by base class; objects of
-training libraries; and objects of the user's classes.
+would not follow. So objects are restored only if their class is torch's (for training), a training library's or the
+user's, or a plain namespace.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def _age(entry: Entry) -> tuple[bool, float, int, str]:
 
 
 def run_folder(key: str | Path) -> Path | None:
-    """The run's folder at a path, which may also be that of the document in it; None if it holds no run."""
+    """The folder of the run at `key`, the path of that folder or of the document in it; None if there is no run."""
     folder, name = os.path.split(key)
     if name == DOCUMENT and os.path.isfile(key):
         return Path(folder).absolute()

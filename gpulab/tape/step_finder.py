@@ -11,10 +11,10 @@ It gives the same result whether it reads the marks one by one or all at once. W
 - backward passes alone (neither loader nor optimizer): from the first backward pass after an update of the weights to
   the first one after the next update; so accumulation and a GAN's two passes are one step.
 
-Batches that train nothing belong to no step: those fetched before the first backward pass, those of a whole pass over
-a loader without a backward pass, and those of a loader that has never trained, once the training loader gets its next
-request. A loader that begins in the middle of an accumulation is evaluation too: its batches do not count, but its time
-cannot be separated from the step's.
+In a loop that trains, batches that train nothing belong to no step: those before the batch of the first backward pass,
+those of a whole pass over a loader without a backward pass, and those of a loader that has never trained, once the
+training loader gets its next request. A loader that begins in the middle of an accumulation is evaluation too: its
+batches do not count, but its time cannot be separated from the step's.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class StepFinder:
 
     @property
     def count(self) -> int:
-        """Steps that no later mark can merge: batches before the first optimizer step may be one accumulated step."""
+        """The number of steps so far; 0 while the batches may turn out to be one accumulated step."""
         return 0 if self._optimizer is None and self.undecided else len(self)
 
     def marks_until(self, count: int) -> int:
@@ -320,7 +320,7 @@ class StepFinder:
         self._close(t_ns)
 
     def _end_by_hand(self, t_ns: int) -> None:
-        """From the first `gpulab.step()` on nothing else makes steps."""
+        """After the first `gpulab.step()`, only `gpulab.step()` ends steps."""
         if not self._manual:
             self._manual = True
             begun = np.flatnonzero(self._rows.table()[:, FLAGS] & EPOCH_START)

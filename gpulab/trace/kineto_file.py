@@ -2,7 +2,8 @@
 
     trace = read_trace(Path("rank0.pt.trace.json.gz"))
 
-The content of the file is kept, its faults are counted in `trace.origin.damage`; no conclusions are drawn here.
+Spans are kept unless their times are broken; faults are counted in `trace.origin.damage`. Only the training thread is
+inferred here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span so far from
 
 
 class Trace(Struct, frozen=True):
-    """The content of one file. Times count from the earliest span, whose time in the file is `origin.zero_ns`."""
+    """The content of one file. Times count from the earliest span, which is at `origin.zero_ns` by the file's clock."""
 
     timeline: Timeline
     memory_events: MemoryEvents | None

@@ -173,7 +173,10 @@ class Runner:
     # -- runs with their trace -----------------------------------------------------------------------------------
 
     def _run_in_full(self) -> None:
-        """One full run of the base and then of each arm, except arms that have a full run from before."""
+        """The full run of the base, the predictions, then full runs of the arms and of other seeds.
+
+        Arms with a full run from before are not run again; a plan that is `early` or `screening` runs no arm in full.
+        """
         first = self._first()
         self._arms = [first]
         self._say(first.arm.label, 0)
@@ -345,7 +348,7 @@ class Runner:
     # -- blocks --------------------------------------------------------------------------------------------------
 
     def _run_blocks(self) -> None:
-        """Run turn after turn until there are enough pairs, time is over, or the user stops."""
+        """Run turns until the pairs suffice or decide, time is over, one arm remains, or the user stops."""
         arms, plan, budget, ranks = self._arms, self._plan, self._budget, self._ranks
         able = [
             i for i, a in enumerate(arms) if (a.full_run is not None or plan.screening or plan.early) and not a.failure
@@ -391,7 +394,7 @@ class Runner:
         return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.steps])), runs
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
-        """The number of turns that fit; a budget of gpulab's own grows to the fewest turns."""
+        """The number of turns that fit; a budget that the user did not set first grows to `least` turns."""
         budget = self._budget
         budget.expect(began_s + least * turn_s)
         room_s = budget.rest_s + budget.elapsed_s - began_s

@@ -26,8 +26,8 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 class Row(Struct, frozen=True):
     """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut.
 
-    A `detail` explains the rows above it. The first screen leaves it out (in a table with more than two columns, only
-    in a terminal). `lesson` is the lesson to which the last cell links.
+    A `detail` explains the rows above it. The first screen of a terminal leaves it out; HTML folds it away in a leading
+    table of two columns and shows it in all others. `lesson` is the lesson to which the last cell links.
     """
 
     cells: tuple[str, ...]
