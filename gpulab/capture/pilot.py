@@ -245,7 +245,7 @@ class Pilot:
             self._sleep()
 
     def _act(self, t_ns: int, kind: int, argument: int, subject: Any, *, in_time: bool) -> None:
-        """`in_time`: if a step has ended since the last action, it has ended at this very mark."""
+        """`in_time`: the planned wake-up has been reached, so steps that have ended since may need action."""
         match kind:
             case Kind.ITER | Kind.ASK:
                 self._request(t_ns, argument, subject[0], fresh=kind == Kind.ITER)
@@ -363,9 +363,11 @@ class Pilot:
         if finder.generation != self._generation:
             self._begin_again()
         touched = False
-        if finder.count > self.steps_done and (in_time or finder.end_ns == t_ns):
+        ends_here = finder.count > self.steps_done and finder.end_ns == t_ns
+        if ends_here:
             self._ends = kind
             self._at_boundary(t_ns)
+        if finder.count > self.steps_done and (in_time or ends_here):
             touched = self._boundary(finder)
         elif finder.count > self.steps_done:  # the boundary has passed, and there was nothing to do at it
             self.steps_done = finder.count

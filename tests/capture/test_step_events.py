@@ -74,6 +74,22 @@ def test_a_short_run_is_timed_on_the_gpu(fake_cuda: FakeCuda, leave_after: int |
     assert fake_cuda.now_ns >= fake_cuda.stream_of(0).end_ns, "the GPU was waited for at the end"
 
 
+def test_a_long_run_is_timed_on_the_gpu_to_its_end(fake_cuda: FakeCuda) -> None:
+    """Also after the pilot has woken at a mark at which no step ends."""
+    fake_cuda.start()
+    fake_cuda.clock_ns = 0
+    model, steps = torch.nn.Linear(2, 2), 800
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ShortRun(steps, on_gpu=True) as block:
+        for batch in torch.utils.data.DataLoader(torch.ones(steps, 2), batch_size=1):  # type: ignore[arg-type]
+            model(batch).sum().backward()
+            model(batch).sum().backward()
+            fake_cuda.enqueue(40 * MS)
+            fake_cuda.clock_ns = (fake_cuda.clock_ns or 0) + MS
+            optimizer.step()
+    assert len(block.steps) == steps and (block.steps.time_ns[1 : steps - 1] == 40 * MS).all()
+
+
 def test_a_boundary_in_a_graph_capture_leaves_the_graph_alone(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     model = torch.nn.Linear(2, 2)
