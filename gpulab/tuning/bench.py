@@ -23,8 +23,9 @@ from gpulab.tuning.compare.blocks import FEWEST_PAIRS, carries_verdict, compare_
 from gpulab.tuning.compare.cost import SetupCost, cell_ratio, cell_steps, setup_cost
 from gpulab.tuning.compare.headline import disturbed
 from gpulab.tuning.compare.parts import run_agrees, run_us
+from gpulab.tuning.compare.statistics import paired
 from gpulab.tuning.compare.verdicts import with_times
-from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side, Speed, product
+from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side, Speed
 from gpulab.verdict import verdict
 
 OTHER_TIME = "the one traced run took another time than the blocks"
@@ -384,9 +385,9 @@ def with_run(row: Row, side: Side) -> Row:
 def baseline_row(row: Row, side: Side, turn: int, comparisons: Sequence[Comparison]) -> Row:
     """The first row with the baseline's measurements in an experiment; its turns follow `turn`."""
     row = with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
-    paired = [c for c in comparisons if c.evidence == "interleaved" and c.pairs]
-    if paired and row.block_pairs < FEWEST_PAIRS:
-        most = max(paired, key=lambda c: c.pairs)
+    interleaved = [c for c in comparisons if c.evidence == "interleaved" and c.pairs]
+    if interleaved and row.block_pairs < FEWEST_PAIRS:
+        most = max(interleaved, key=lambda c: c.pairs)
         row = replace(row, block_us=most.a.us_per_step, block_pairs=most.pairs)
     others = [_other_trace(comparison) for comparison in comparisons]
     return replace(row, other_trace=others[0] if others and all(others) else "")
@@ -472,14 +473,20 @@ class Sum(Struct, frozen=True):
 
 
 def add_up(experiment: Experiment) -> Sum | None:
-    """For an experiment whose last arm has all settings of the other arms together; None if a pair is missing."""
+    """For an experiment whose last arm has all settings of the other arms together; None if a pair is missing.
+
+    Decided turn by turn, so that what the machine did in a turn cancels out.
+    """
     *single, together = experiment.comparisons
     if len(single) < 2 or any(c.ratio is None or c.evidence != "interleaved" for c in experiment.comparisons):
         return None
-    expected, _ = product(single)
-    said = verdict(*product((together, *(c.inverse for c in single))), None, together.pairs)
+    ratios = [pair_ratios(c.a, c.b, c.unit) for c in experiment.comparisons]
+    turns = min(map(len, ratios))
+    *alone, joint = (np.log(of_turns[:turns]) for of_turns in ratios)
+    excess = paired(np.exp(joint - np.sum(alone, axis=0)))
+    said = verdict(excess.ratio, excess.interval, None, turns) if excess is not None else ""
     words = {"slower": "less", "faster": "more", "no measurable difference": "as much"}
-    return Sum(expected, together.ratio or 1.0, words.get(said, "undecided"))
+    return Sum(math.prod(c.ratio or 1.0 for c in single), together.ratio or 1.0, words.get(said, "undecided"))
 
 
 def between(a: Row, b: Row) -> Speed | None:

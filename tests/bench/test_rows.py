@@ -166,10 +166,11 @@ def test_gains_add_up_or_do_not(together_ms: float, said: str) -> None:
     """A halves the time, B halves it: 10 ms of 40 would add up."""
     rng = np.random.default_rng(5)
     drift = np.exp(rng.normal(0, 0.2, 24))  # the machine, turn by turn: it must fall out
+    baseline = np.exp(rng.permutation(np.linspace(-0.03, 0.03, 24)))  # of A alone, in all three ratios: it counts once
 
     def arm(number: int, step_ms: float) -> tuple[Block, ...]:
         return tuple(
-            Block(number, t, 4 * t + number, 10, 3, 320, int(1e7 * step_ms * drift[t] * math.exp(rng.normal(0, 0.003))))
+            Block(number, t, 4 * t + number, 10, 3, 320, int(1e7 * step_ms * drift[t] * (1 if number else baseline[t])))
             for t in range(24)
         )
 
