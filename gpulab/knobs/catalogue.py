@@ -15,6 +15,7 @@ from itertools import product
 from gpulab.errors import UsageError
 from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.backend_settings import ANOMALY, ATTENTION, COMPUTE_THREADS, TF32, VALIDATE_ARGS
+from gpulab.knobs.checkpointing import CHECKPOINTING
 from gpulab.knobs.compile import COMPILE
 from gpulab.knobs.dataset_cache import CACHE
 from gpulab.knobs.distributed import (
@@ -49,6 +50,7 @@ _LIST: tuple[Knob, ...] = (
     FUSED_OPTIMIZER,
     COMPILE,
     CHANNELS_LAST,
+    CHECKPOINTING,
     ACCUMULATE,
     BUCKET_CAP_MB,
     GRADIENT_AS_BUCKET_VIEW,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpulab.knobs.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.repeated_blocks import observed_blocks
 from gpulab.knobs.variables import contents, walk
 from gpulab.run import Loader
 
@@ -162,6 +163,7 @@ def observed_module(module: Module) -> ObservedModule:
         autocast_dtype=None,
         data_parallel=observed_data_parallel(module),
         fully_sharded=_is_fully_sharded(module),
+        blocks=observed_blocks(module) if parameters else None,
     )
 
 

@@ -47,6 +47,15 @@ class ObservedDataParallel(Struct, frozen=True):
     bucket_count: int
 
 
+class ObservedBlocks(Struct, frozen=True):
+    """The repeated blocks of a module. `refusal`: why none can be computed again; `in_use`: the code does so itself."""
+
+    count: int
+    edit: str  # the lines that checkpoint them
+    refusal: str = ""
+    in_use: bool = False
+
+
 class ObservedModule(Struct, frozen=True):
     """One outermost module that was called. `memory_format`: of its 4-dimensional weights; None without any."""
 
@@ -60,6 +69,7 @@ class ObservedModule(Struct, frozen=True):
     autocast_dtype: str | None  # "bfloat16", "float16" if it was called under autocast
     data_parallel: ObservedDataParallel | None = None  # None: it is no DistributedDataParallel
     fully_sharded: bool = False  # whether any submodule is under FSDP2's `fully_shard`
+    blocks: ObservedBlocks | None = None  # None: unknown
 
 
 class Observation(Struct, frozen=True):
@@ -76,6 +86,7 @@ class Observation(Struct, frozen=True):
     grad_scaler: bool = False  # the cell scales its own gradients
     differentiates_twice: bool = False
     checks: frozenset[str] = frozenset()  # checks that were on, by the names of their knobs
+    checkpoints: bool = False  # torch.utils.checkpoint was called, without reentrant autograd
     compute_threads: int | None = None  # of an operator on the CPU, at the end of the run
     step_inputs: StepInputs | None = None  # None: unknown, or not the same in all observed steps
 

@@ -97,6 +97,7 @@ class Observer:
         self._tf32: bool | None = None  # torch's setting while modules were called; None: unknown
         self._grad_scaler = False
         self._checks: set[str] = set()
+        self._checkpoints = False
         self.inputs = InputShapes()
         self._thread = get_ident()
         self._closed = False
@@ -124,6 +125,7 @@ class Observer:
             grad_scaler=self._grad_scaler,
             differentiates_twice=differentiates_twice(run),
             checks=frozenset(self._checks),
+            checkpoints=self._checkpoints,
             step_inputs=self.inputs.of_a_step,
         )
 
@@ -133,6 +135,7 @@ class Observer:
         from torch.amp import GradScaler
         from torch.amp.autocast_mode import autocast
         from torch.distributions import Distribution
+        from torch.utils import checkpoint
         from torch.utils.data import DataLoader
 
         with ExitStack() as undo:
@@ -140,6 +143,7 @@ class Observer:
             undo.enter_context(before_calls(DataLoader, "__iter__", self._loader))
             undo.enter_context(before_calls(GradScaler, "scale", self._grad_scaler_scale))
             undo.enter_context(before_calls(Distribution, "__init__", self._distribution))
+            undo.enter_context(before_calls(checkpoint, "_checkpoint_without_reentrant_generator", self._checkpoint))
             undo.enter_context(replaced(autocast, "__enter__", self._around_autocast))
             self._begin()
             yield
@@ -224,6 +228,10 @@ class Observer:
     def _distribution(self, args: Args, kwargs: KeywordArgs) -> None:
         if args[0]._validate_args:
             self._checks.add("validate_args")
+
+    def _checkpoint(self, args: Args, kwargs: KeywordArgs) -> None:
+        """Activations of a call are not kept."""
+        self._checkpoints = True
 
     # -- modules -----------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class Layer(IntEnum):
     INPUTS = 0
     AUTOCAST = 1
     COMPILED = 2
+    CHECKPOINTED = 3
 
 
 class OptimizerHook:

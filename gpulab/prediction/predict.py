@@ -62,6 +62,7 @@ PREDICTORS: dict[str, Formula | str] = {
     "fused_optimizer": Formula(kernels.fused_optimizer),
     "compile": Formula(kernels.compiled),
     "channels_last": "try it: depending on its convolutions, a model becomes faster or slower in this layout",
+    "checkpointing": "try it: only a run shows the memory that is saved, and the time to compute the blocks again",
     "accumulate": Formula(kernels.accumulate),
     "batch_size": Formula(batches.batch_size, "predicted"),
 }

@@ -55,7 +55,7 @@ def test_layers_nest_by_rank_in_any_order_of_entering(reverse: bool) -> None:
         for layer in layers:
             undo.enter_context(around_outermost(layer, noting(layer.name, notes)))
         Net()(X)
-    assert notes == ["INPUTS Net", "AUTOCAST Net", "COMPILED Net"]
+    assert notes == ["INPUTS Net", "AUTOCAST Net", "COMPILED Net", "CHECKPOINTED Net"]
 
 
 def test_what_goes_in_and_what_comes_out_can_be_changed() -> None:

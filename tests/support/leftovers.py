@@ -38,6 +38,7 @@ REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
     ("torch.nn", "Module"): ("__call__",),
     ("torch.nn.parallel", "DistributedDataParallel"): ("__init__", "forward"),
     ("torch.optim.optimizer", "Optimizer"): (),
+    ("torch.utils.checkpoint", ""): ("_checkpoint_without_reentrant_generator",),
     ("torch.profiler.profiler", ""): ("_warn_once", "torch"),
     (_LOADERS, "DataLoader"): ("__len__",),
     (_LOADERS, "_DatasetKind"): (),
