@@ -101,6 +101,9 @@ def _in_use(model: Module) -> bool:
 
 def _layer_count(module: Module, sizes: dict[int, int]) -> int:
     """The number of single layers in a module; noted by `id` for all within it."""
+    if id(module) in sizes:
+        return sizes[id(module)]
+    sizes[id(module)] = 1  # a module may hold the one that holds it
     children = list(module.children())
     sizes[id(module)] = sum(_layer_count(child, sizes) for child in children) if children else 1
     return sizes[id(module)]

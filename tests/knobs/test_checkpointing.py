@@ -494,5 +494,8 @@ def test_the_blocks_are_those_that_keep_the_fewest_layers() -> None:
     both = nn.Transformer(WIDTH, 2, 2, 2)
     assert paths(both) == [(f"{part}.layers.{i}", 1) for part in ("encoder", "decoder") for i in range(2)]
     assert paths(layers()) == [("", 5)]
+    circular = Stack()
+    circular.blocks[0].whole = circular
+    assert len(paths(circular)) == 4
     assert not paths(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
     assert observed_blocks(stages).edit.splitlines()[2].startswith("for block in [*model[0], *model[1], *model[2]]:")
