@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from gpulab.formatting import duration, plural
+from gpulab.memory_record import MemoryAccount
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -788,6 +789,7 @@ class Run(Struct, frozen=True):
     job: Job | None = None  # None: a single process
     own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or the source is unknown
     training: TrainingFacts | None = None  # None: not examined
+    memory_account: MemoryAccount | None = None  # None: not taken
     schema: int = SCHEMA
 
     @property

@@ -153,7 +153,7 @@ class profile:
         self._follows.close()
         try:
             if not self._capture.terminated:
-                self._end(outcome, detail)
+                self._end(outcome, detail, error)
         except Exception as e:  # a fault of gpulab must not hide the user's own exception
             sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
         if error is not None:
@@ -170,10 +170,10 @@ class profile:
         return self.__exit__(kind, error, trace)
 
     @ignoring_worker_deaths()
-    def _end(self, outcome: Outcome, detail: str) -> None:
+    def _end(self, outcome: Outcome, detail: str, error: BaseException | None) -> None:
         assert self._capture is not None
         try:
-            self._take(*self._capture.finish(outcome, detail))
+            self._take(*self._capture.finish(outcome, detail, error))
         finally:
             self._capture.close()
 

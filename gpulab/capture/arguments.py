@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from gpulab.capture.loader_facts import death, samples_in
+from gpulab.capture.memory_reader import MemoryReader
 from gpulab.capture.training_facts import TrainingFactsReader, graph_of, some_values
 from gpulab.devices.gpus import in_graph_capture
 from gpulab.patching.attributes import Args, KeywordArgs
@@ -64,9 +65,11 @@ class Arguments:
         evidence: Callable[[], StepFinder],
         clock: LoadingClock | None,
         facts: TrainingFactsReader | None,
+        memory: MemoryReader | None,
     ) -> None:
         self._tape = tape
         self._facts = facts
+        self._memory = memory
         self._evidence = evidence
         self._clock = clock
         self._key = Keys().of
@@ -95,6 +98,10 @@ class Arguments:
         self._note_create_graph(args, kwargs, _CREATE_GRAPH_OF_BACKWARD)
         if self._facts is not None and self._facts.wants_passes:
             self._facts.backward(root)
+        if self._memory is not None:
+            self._memory.passes += 1
+            if self._memory.passes >= self._memory.next:
+                self._memory.backward()
         if not self._is_by_hand():
             return 0
         self._tape.wake_at(0)  # so that the evidence is up to date
@@ -126,6 +133,8 @@ class Arguments:
             self._clock.own_ns = 0
         if self._facts is not None and self._facts.wants_batches:
             self._facts.batch(self._newest(), batch)
+        if self._memory is not None and self._memory.awaits_batch:
+            self._memory.batch(batch)
         try:
             return int(batch[0].shape[0]) if type(batch) is list else _samples_of_any(batch)
         except (AttributeError, IndexError):

@@ -24,6 +24,7 @@ from gpulab.capture.gpu import PeakMemory
 from gpulab.capture.job import current_job
 from gpulab.capture.loader_facts import Loaders, Workers, death
 from gpulab.capture.loop_lines import LoopLines
+from gpulab.capture.memory_reader import MemoryReader
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
@@ -107,6 +108,7 @@ class Pilot:
         self.loop = LoopLines(code)
         self.clock: LoadingClock | None = None
         self.facts: TrainingFactsReader | None = None
+        self.memory: MemoryReader | None = None
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
         self.steps_done = 0  # number of steps at the last action

@@ -57,6 +57,7 @@ class Naming:
     """
 
     def __init__(self, code: str, above: int, step_lines: Iterable[Spot] = ()) -> None:
+        self.code = code
         self._code = code.splitlines()
         self._above = above
         self._step_lines = {(file, line) for file, line, _ in step_lines}

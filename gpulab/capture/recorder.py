@@ -19,6 +19,7 @@ from gpulab.capture.calls import OUTSIDE, WITHIN, call_samples, loading_samples,
 from gpulab.capture.gpu import PeakMemory, other_device, working_gpus
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.loader_facts import ignoring_worker_deaths
+from gpulab.capture.memory_reader import MemoryReader
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot
 from gpulab.capture.places import Naming, lines_above
 from gpulab.capture.profiler import Window, stays
@@ -31,6 +32,7 @@ from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.formatting import capitalized
 from gpulab.live_feed import Delta, Monitor, SeriesInfo, SoFar, Status
+from gpulab.memory_record import MemoryAccount
 from gpulab.patching.attributes import warnings_at_users_line
 from gpulab.run import (
     Choice,
@@ -50,6 +52,7 @@ from gpulab.run import (
 from gpulab.store.folders import WriteTrace, configured, default_root, new_id
 from gpulab.store.journal import Journal, JournalWriter
 from gpulab.store.run_format import ARRIVALS
+from gpulab.tape.marks import Kind
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline.labels import LAUNCHES, labels
 
@@ -160,8 +163,12 @@ class Capture:
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before the user's code, without the profiler
 
     @ignoring_worker_deaths()
-    def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, WriteTrace | None]:
+    def finish(
+        self, outcome: Outcome, detail: str = "", error: BaseException | None = None
+    ) -> tuple[Run, WriteTrace | None]:
         """Remove every hook and end the child processes; returns the record, and a function that writes its trace.
+
+        `error`: what the code raised, whose traceback may hold the memory that ran out.
 
         Call `close` once the record is stored: until then a reader may still finish the run in place of this process.
         """
@@ -173,7 +180,7 @@ class Capture:
         if self._terminations.count:
             outcome, detail = "interrupted", WORDS
         try:
-            self._finished = self._finish(outcome, detail)
+            self._finished = self._finish(outcome, detail, error)
             return self._finished
         finally:
             self._stacks.stop()
@@ -202,7 +209,7 @@ class Capture:
         finally:
             self.close()
 
-    def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, WriteTrace | None]:
+    def _finish(self, outcome: Outcome, detail: str, error: BaseException | None) -> tuple[Run, WriteTrace | None]:
         wall_ns = self.now()
         self._job = self._current_job() or self._job  # the code may have destroyed its process group
         pilot, phases = self._pilot, self._phases
@@ -270,6 +277,7 @@ class Capture:
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._cores.times(),
             core_use=self._cores.use(),
+            memory_account=self._memory_account(naming, len(steps), error),
             training=pilot.facts and pilot.facts.finish(self._calls.samples, steps, self._origin_ns),
         )
         return run, recording.write if recording is not None else None
@@ -298,6 +306,14 @@ class Capture:
             self._phases.abandon()
             reason = f"the profiler could not be ended ({type(e).__name__}: {str(e).partition(chr(10))[0]})"
             self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
+
+    def _memory_account(self, naming: Naming, steps: int, error: BaseException | None) -> MemoryAccount | None:
+        """Who held the memory. An error in it costs this account, not the run."""
+        if self._pilot.memory is None or self._terminations.count:
+            return None
+        with suppress(Exception):
+            return self._pilot.memory.finish(naming, steps, error)
+        return None
 
     def _environment(self) -> Environment:
         """The environment as the run had it: at its end the knobs have already restored what was before."""
@@ -391,7 +407,9 @@ class Capture:
 
     def _hook_torch(self) -> None:
         self._undo.enter_context(warnings_at_users_line())
-        self._pilot.clock, self._pilot.facts = self._clock, TrainingFactsReader()
+        pilot = self._pilot
+        pilot.clock, pilot.facts = self._clock, TrainingFactsReader()
+        pilot.memory = MemoryReader(lambda ns: pilot.tape.note(Kind.OWN, ns), lambda: pilot.reader.read().count)
         self._pilot.install(self._undo)
         self._started.install(self._undo)
         install_pauses(self._pilot.pauses, self._pilot.tape, self._undo)

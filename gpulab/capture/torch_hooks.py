@@ -88,7 +88,7 @@ def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> Hook:
     """
     thread = get_ident()
     modules = Hook(lambda: module_calls(pilot.module_call, thread))
-    arguments = Arguments(pilot.tape, pilot.evidence, pilot.clock, pilot.facts)
+    arguments = Arguments(pilot.tape, pilot.evidence, pilot.clock, pilot.facts, pilot.memory)
     before, after = (_optimizer(pilot, thread, kind) for kind in (Kind.STEP, Kind.STEPPED))
     undo.enter_context(step_hooks(after, before))
     for point in POINTS:
@@ -100,9 +100,11 @@ def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> Hook:
     models.callback(pilot.model_inputs.close)
     if in_ranks:
         pilot.model_inputs.count_first_model()
-    undo.callback(modules.close)
+    closings = () if pilot.memory is None else (pilot.memory.close,)
+    for close in (modules.close, *closings):
+        undo.callback(close)
     pilot.compilations.begin(undo)
-    undo.enter_context(compile_hook(pilot.compilations.poll, modules.close, models.close))
+    undo.enter_context(compile_hook(pilot.compilations.poll, modules.close, models.close, *closings))
     modules.on()
     return modules
 
@@ -168,10 +170,12 @@ def _wrapped(original: Any, *, point: Point, pilot: Pilot, arguments: Arguments,
 
 def _optimizer(pilot: Pilot, thread: int, kind: int) -> Callable[[Any, Args, KeywordArgs], None]:
     mark, give_up_or_raise = pilot.tape.mark, pilot.give_up_or_raise
-    facts = pilot.facts if kind == Kind.STEP else None
+    facts, memory = (pilot.facts, pilot.memory) if kind == Kind.STEP else (None, None)
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         if get_ident() == thread:
+            if memory is not None and memory.awaits_update:
+                memory.update()
             if facts is not None and (facts.wants_passes or id(optimizer) not in facts.optimizers):
                 facts.step(optimizer)
             try:

@@ -17,6 +17,7 @@ from gpulab.capture.windows import TRACED
 from gpulab.errors import StoreError
 from gpulab.formatting import plural, settings_words, size
 from gpulab.knobs.loader_options import BATCH_SIZE, with_settings
+from gpulab.memory.failure import out_of_memory
 from gpulab.options import QUICK_TRACED, is_quick
 from gpulab.prediction.predict import knob_names, predict, refusal
 from gpulab.prediction.prediction import Prediction, PriorEvidence
@@ -26,7 +27,7 @@ from gpulab.store.prediction_log import Record, Scoreboard
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import carries_verdict, pair_ratios
 from gpulab.tuning.compare.verdicts import unit_of, with_sample_counts, with_times
-from gpulab.tuning.execute import Execution, FullRun, out_of_memory
+from gpulab.tuning.execute import Execution, FullRun
 from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import ResolvedArm, Setting
 from gpulab.tuning.schedule import SCREENED, SCREENING_TURNS, Arm

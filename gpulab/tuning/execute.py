@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -30,6 +28,7 @@ from gpulab.knobs.observation import Observation
 from gpulab.knobs.observer import SAMPLES, Observer, observe
 from gpulab.knobs.variable_reads import observing_reads
 from gpulab.knobs.variables import setting_names
+from gpulab.memory.survey import clear_frames, empty_caches
 from gpulab.patching.randomness import preserving_randomness
 from gpulab.run import Change, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
@@ -41,8 +40,6 @@ from gpulab.tuning.schedule import Arm, Progress, Size, block_rows
 
 FULL_RUN_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
 PREPARATION_LIMIT_S = 120.0  # for the first step to complete
-
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
 class Execution:
@@ -231,7 +228,7 @@ def run_full(
         outcome, detail = outcome_of(error)
         error = _unless_own(capture, error)
         try:
-            run, write_trace = capture.finish(outcome, detail)
+            run, write_trace = capture.finish(outcome, detail, error)
         except Exception as fault:
             raise error or fault from None  # gpulab's fault must not hide the code's exception
         if choice is not None:
@@ -347,31 +344,10 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host ran out of memory."""
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
-
-
 def release(error: BaseException | None) -> None:
     """Release everything that a failed run holds through its traceback, and cached device memory."""
-    chain, done = [error], set[int]()
-    while chain:
-        e = chain.pop()
-        if e is None or id(e) in done:
-            continue
-        done.add(id(e))
-        with suppress(Exception):
-            traceback.clear_frames(e.__traceback__)
-        e.__traceback__ = None
-        chain += [e.__cause__, e.__context__]
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        with suppress(RuntimeError):  # a GPU with a persistent error frees nothing
-            torch.cuda.empty_cache()
+    clear_frames(error)
+    empty_caches()
 
 
 def _save(run: Run, write_trace: WriteTrace | None, store: Store | None) -> tuple[Path | None, str]:

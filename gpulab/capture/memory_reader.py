@@ -1,0 +1,322 @@
+"""Takes the ledger of a run: what fills the memory before the backward pass and before the update of an early step.
+
+For that one step torch's `saved_tensors_hooks` record which module and line save each activation. Later ledgers have no
+hooks; they show how memory grows, and are so rare that together they take at most 0.5 % of the time.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from gpulab.capture.loader_facts import arrays_in
+from gpulab.capture.places import Naming, users_spot
+from gpulab.capture.stack_reader import Spot
+from gpulab.devices.gpus import in_graph_capture, torch_with_cuda
+from gpulab.memory.failure import explain, memory_error
+from gpulab.memory.growth import growing_line, growth_of_runs, steady_growth
+from gpulab.memory.ledger import Claim, claims, holdings, module_names
+from gpulab.memory.owners import Owner, Walk, error_roots, notebook_roots, other_roots
+from gpulab.memory.room import room_of
+from gpulab.memory.storages import Key, Live, live, storages_of
+from gpulab.memory.survey import all_roots, notebook
+from gpulab.memory_record import Growth, Ledger, MemoryAccount, Moment
+from gpulab.patching.attributes import replaced
+from gpulab.user_code import is_users_file
+
+FIRST = 2  # backward pass: the optimizer has its states, and the memory of the first pass is free again
+SECOND = 5  # ours: far enough from the first to show growth
+SHARE = 200  # a ledger is due when so many times its cost has passed
+MOST = 40  # ledgers
+NAMING_NS = 1_000_000_000  # for the names of the rest, at the end of the run
+NAMED_FRACTION = 0.01  # ours: a smaller rest is not named
+
+
+class Origin(NamedTuple):
+    """What saved an activation: a module by id (0: none), its class, and the user's line."""
+
+    module: int
+    class_name: str
+    spot: Spot | None
+
+
+class _Snapshot(NamedTuple):
+    """One ledger before the rest has names. It keeps no tensor alive. `spots`: lines by their claim."""
+
+    moment: Moment
+    step: int
+    sizes: dict[Key, int]
+    claims: dict[Key, Claim]
+    rest: dict[Key, tuple[Callable[[], Any], ...]]
+    spots: dict[Claim, Spot]
+    peaks: dict[str, int]
+
+
+class MemoryReader:
+    """Ledgers of one run, on the training thread.
+
+    `passes` counts backward passes; at number `next` a ledger is taken. `note` gets the cost of each in ns, and `steps`
+    returns the number of complete steps.
+    """
+
+    def __init__(self, note: Callable[[int], object], steps: Callable[[], int]) -> None:
+        self.passes, self.next = 0, FIRST
+        self.awaits_update, self.awaits_batch = True, False
+        self.cost_ns = 0
+        self._note, self._steps = note, steps
+        self._hooks = ActivationHooks()
+        self._origins: dict[Key, Origin] = {}
+        self._batches: set[Key] = set()
+        self._snapshots: list[_Snapshot] = []
+        self._began_ns = 0  # at the first ledger
+
+    def close(self) -> None:
+        """Set no hooks any more: the run is over, or something is compiled, which the hooks would make stale."""
+        self._hooks.close()
+
+    def batch(self, batch: Any) -> None:
+        """A batch of the step whose ledger is taken."""
+        with suppress(Exception):
+            self._batches.update(s.key for array in arrays_in(batch) for s in storages_of(array))
+
+    def backward(self) -> None:
+        """Backward pass number `next` begins."""
+        if self.next == FIRST:
+            self._origins = self._hooks.finish()
+            self._take("backward")
+        self.awaits_update, self.awaits_batch = True, False
+        self.next = self._next()
+
+    def update(self) -> None:
+        """An optimizer's step begins while `awaits_update`."""
+        self.awaits_update = False
+        if not self._snapshots and self.passes < FIRST:
+            self._hooks.begin()
+            self.awaits_batch = True
+            return
+        self._take("update")
+        self._origins, self._batches = {}, set()
+
+    def _next(self) -> int:
+        """The backward pass with the next ledger."""
+        if self.next == FIRST:
+            self._began_ns = perf_counter_ns()
+            return SECOND
+        if len(self._snapshots) >= MOST:
+            return 1 << 62
+        each_ns = (perf_counter_ns() - self._began_ns) / max(1, self.passes - FIRST)
+        wait_ns = SHARE * self.cost_ns / max(1, len(self._snapshots))
+        return self.passes + max(self.passes, int(wait_ns / max(1.0, each_ns)))
+
+    def _take(self, moment: Moment) -> None:
+        began_ns = perf_counter_ns()
+        with suppress(Exception):  # a tensor type of the user's own may raise at any call
+            if not in_graph_capture():
+                self._snapshots.append(self._snapshot(moment))
+        took_ns = perf_counter_ns() - began_ns
+        self.cost_ns += took_ns
+        self._note(took_ns)
+
+    def _snapshot(self, moment: Moment) -> _Snapshot:
+        now = live()
+        names = module_names(now.modules) if self._origins else {}
+        spots: dict[Claim, Spot] = {}
+        activations = {}
+        for key, origin in self._origins.items():
+            owner = names.get(origin.module) or origin.class_name or "code outside modules"
+            where = "" if origin.spot is None else f"{origin.spot[0]}:{origin.spot[1]}"
+            activations[key] = Claim("saved activations", owner, where)
+            if origin.spot is not None:
+                spots[activations[key]] = origin.spot
+        claimed = claims(now, activations, self._batches)
+        return _Snapshot(moment, self._steps(), now.bytes, claimed, _unclaimed(now, claimed), spots, _peaks())
+
+    def finish(
+        self,
+        naming: Naming,
+        steps: int,
+        error: BaseException | None,
+    ) -> MemoryAccount:
+        """What is known once the code has ended, after `steps` complete steps and with this error."""
+        shell, namespace = notebook()
+        barriers = (shell, namespace)
+        if (cause := memory_error(error)) is not None:
+            failure = explain(cause, steps, naming.words(_last_spot(cause)), all_roots(shell, namespace), barriers)
+            ledgers = tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, []))
+            return MemoryAccount(ledgers, failure=failure, room=failure.room, pool=failure.pool, cost_ns=self.cost_ns)
+        now = live()
+        rest = _unclaimed(now, claims(now, {}))
+        end = _Snapshot("update", steps, now.bytes, {}, rest, {}, {})
+        walk = Walk(_rest_keys([*self._snapshots, end]), NAMING_NS, barriers)
+        if walk.missing:
+            for roots in (notebook_roots(shell, namespace), error_roots(shell), other_roots()):
+                walk.follow(roots)
+        owners = walk.owners(now.bytes)
+        updates = [shot for shot in self._snapshots if shot.moment == "update"]
+        return MemoryAccount(
+            ledgers=tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, owners)),
+            growth=tuple(_growths([*updates, end], owners, naming.code)),
+            rerun=growth_of_runs(naming.code, lambda: all_roots(shell, namespace), barriers) if naming.code else None,
+            room=room_of(None),
+            cost_ns=self.cost_ns,
+        )
+
+    def _ledgers(self, shot: _Snapshot, naming: Naming, owners: list[Owner]) -> Iterator[Ledger]:
+        lines = {claim: claim._replace(line=naming.words(shot.spots.get(claim))) for claim in set(shot.claims.values())}
+        alive = [owner for owner in owners if any(_is_alive(shot.rest.get(key, ())) for key in owner.keys)]
+        for device in sorted({device for device, _ in shot.sizes}):
+            sizes = {key: count for key, count in shot.sizes.items() if key[0] == device}
+            claimed = {key: lines[claim] for key, claim in shot.claims.items() if key in sizes}
+            yield Ledger(device, shot.step, shot.moment, holdings(sizes, claimed, alive), shot.peaks.get(device))
+
+
+def _unclaimed(now: Live, claimed: dict[Key, Claim]) -> dict[Key, tuple[Callable[[], Any], ...]]:
+    return {key: tuple(map(weakref.ref, tensors)) for key, tensors in now.tensors.items() if key not in claimed}
+
+
+def _is_alive(references: Iterable[Callable[[], Any]]) -> bool:
+    return any(reference() is not None for reference in references)
+
+
+def _rest_keys(snapshots: Iterable[_Snapshot]) -> set[Key]:
+    """Storages without a claim that are still alive, of snapshots in which they matter."""
+    keys: set[Key] = set()
+    for shot in snapshots:
+        if sum(shot.sizes[key] for key in shot.rest) >= NAMED_FRACTION * sum(shot.sizes.values()):
+            keys |= {key for key, references in shot.rest.items() if _is_alive(references)}
+    return keys
+
+
+def _growths(shots: list[_Snapshot], owners: list[Owner], code: str) -> Iterator[Growth]:
+    """The owners whose memory grew by about the same amount in each step, the fastest first."""
+    if len(shots) < 3:
+        return
+    for owner in owners:
+        held = [sum(shot.sizes[key] for key in owner.keys if _is_alive(shot.rest.get(key, ()))) for shot in shots]
+        points = [(shot.step, count) for shot, count in zip(shots, held, strict=True)]
+        each = steady_growth(points)
+        if each is not None:
+            yield Growth(owner.name, each, points[-1][0] - points[0][0], growing_line(code, owner.name))
+
+
+def _last_spot(error: BaseException) -> Spot | None:
+    """The user's innermost line in the traceback."""
+    spot = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_users_file(frame.f_code.co_filename):
+            spot = frame.f_code.co_filename, line, frame.f_code.co_qualname
+    return spot
+
+
+def _peaks() -> dict[str, int]:
+    """The most that torch's allocator has held on each GPU since its statistics were reset."""
+    torch = torch_with_cuda()
+    if torch is None:
+        return {}
+    with suppress(Exception):
+        return {f"cuda:{i}": torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())}
+    return {}
+
+
+# -- which module and line saves an activation -------------------------------------------------------------------------
+
+
+class ActivationHooks:
+    """Records, between `begin` and `finish`, what saves each activation on this thread.
+
+    The hooks return the tensor itself, so nothing is copied. With hooks torch does not check whether a saved tensor was
+    changed in place; so they do. They give way to other hooks, and to `torch.func`, which refuses hooks.
+    """
+
+    def __init__(self) -> None:
+        self._origins: dict[Key, Origin] = {}
+        self._stack: list[Any] = []
+        self._undo = ExitStack()
+        self._pushed = self._closed = False
+        self._thread = get_ident()
+
+    def close(self) -> None:
+        self._closed = True
+        self._end()
+
+    def begin(self) -> None:
+        """Set the hooks, unless other code has set its own or something is compiled."""
+        if self._closed or get_ident() != self._thread:
+            return
+        import torch
+        from torch.nn.modules import module as modules
+
+        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+        if top is None or top(False) is not None:  # before torch 2.7 other hooks cannot be seen
+            return
+        self._undo.callback(modules.register_module_forward_pre_hook(self._enter).remove)
+        self._undo.callback(modules.register_module_forward_hook(self._leave, always_call=True).remove)
+        transforms = sys.modules.get("torch._functorch.eager_transforms")
+        if hasattr(transforms, "_grad_increment_nesting"):
+            self._undo.enter_context(replaced(transforms, "_grad_increment_nesting", self._giving_way))
+        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
+        self._pushed = True
+
+    def finish(self) -> dict[Key, Origin]:
+        """Remove the hooks; returns the origins by storage."""
+        self._end()
+        origins, self._origins = self._origins, {}
+        return origins
+
+    def _end(self) -> None:
+        self._undo.close()
+        self._stack.clear()
+        self._pop()
+
+    def _pop(self) -> None:
+        """Remove our hooks if they are the innermost; otherwise the next call does."""
+        if not self._pushed or get_ident() != self._thread:
+            return
+        import torch
+
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if top is not None and top[0] == self._pack:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            self._pushed = False
+
+    def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def nest(*args: Any, **kwargs: Any) -> Any:
+            self._pop()
+            return original(*args, **kwargs)
+
+        return nest
+
+    def _enter(self, module: Any, args: Any) -> None:
+        if get_ident() == self._thread:
+            self._stack.append(module)
+
+    def _leave(self, module: Any, args: Any, result: Any) -> None:
+        if get_ident() == self._thread and self._stack and self._stack[-1] is module:
+            self._stack.pop()
+
+    def _pack(self, tensor: Any) -> Any:
+        with suppress(Exception):
+            module = self._stack[-1] if self._stack else None
+            spot = users_spot(sys._getframe(1))
+            for storage in storages_of(tensor):
+                origin = Origin(
+                    0 if module is None else id(module), "" if module is None else type(module).__name__, spot
+                )
+                self._origins.setdefault(storage.key, origin)
+        return tensor, tensor._version
+
+    def _unpack(self, packed: Any) -> Any:
+        tensor, version = packed
+        if tensor._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} "
+                "instead."
+            )
+        return tensor

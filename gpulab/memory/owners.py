@@ -1,0 +1,419 @@
+"""Names the owners of memory: follows references from the notebook's names, its outputs and its last exception.
+
+The walk reads attributes from the objects' own dictionaries and slots, so no code of the user runs. A storage belongs
+to the nearest name; every other name that also keeps it alive is listed, because all of them must go to free it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from inspect import CO_OPTIMIZED
+from time import perf_counter_ns
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any, NamedTuple
+
+from gpulab.memory.storages import Key, is_tensor_type, saved, storages_of, torch_module
+from gpulab.user_code import is_users_class, is_users_file
+
+LONGEST_NS = 3_000_000_000  # of a walk
+MOST = 2_000_000  # objects
+_SPLIT = 0.9  # a name is followed inwards as long as one part of it holds this share
+_LISTED = 50  # elements of a container that are named one by one
+_ATOMS = frozenset(
+    (int, float, bool, str, bytes, bytearray, complex, type(None), range, slice, CodeType, BuiltinFunctionType)
+)
+LAST_ERROR = "sys.last_traceback"
+
+
+class Root(NamedTuple):
+    """Where a walk begins: a name as the user writes it, and its object. `group`: what lets go of it at once."""
+
+    name: str
+    thing: Any
+    group: str = ""
+
+
+class Owner(NamedTuple):
+    """One owner of storages. `others`: names that keep all or some of them alive too. `graph`: through autograd."""
+
+    name: str
+    keys: frozenset[Key]
+    others: tuple[str, ...]
+    graph: bool
+
+
+class _Node(NamedTuple):
+    thing: Any
+    parent: int  # -1: a root
+    label: str
+
+
+def notebook_roots(shell: Any, namespace: Mapping[str, Any]) -> list[Root]:
+    """The names of a notebook, its outputs, and the last exception; of a script only its names.
+
+    The nearest comes first: a value that has a name is not told as an output.
+    """
+    hidden = getattr(shell, "user_ns_hidden", {})
+    outputs = namespace.get("Out") if shell is not None else None
+    roots = [
+        Root(name, thing)
+        for name, thing in list(namespace.items())
+        if not (name in hidden and hidden[name] is thing) and not _is_history(name) and name not in ("In", "Out")
+    ]
+    if isinstance(outputs, dict):
+        roots += [Root(f"Out[{number}]", thing, "out") for number, thing in list(outputs.items())]
+    if shell is not None:
+        roots += [Root(name, thing, "out") for name, thing in list(namespace.items()) if _is_history(name)]
+        hook = getattr(shell, "displayhook", None)
+        roots += [Root(name, getattr(hook, name, None), "out") for name in ("_", "__", "___")]
+    return roots
+
+
+def _is_history(name: str) -> bool:
+    """Whether IPython keeps outputs, inputs or its own names in it: `_`, `__`, `_5`, `_i5`, `_dh`."""
+    rest = name.lstrip("_")
+    return not rest or rest.isdigit() or rest in ("i", "ii", "iii", "dh", "ih", "oh") or rest[1:].isdigit()
+
+
+def error_roots(shell: Any = None) -> list[Root]:
+    """The exceptions that Python and IPython keep, whose tracebacks keep the variables of dead calls."""
+    errors = [getattr(sys, "last_exc", None), getattr(sys, "last_value", None)]
+    traces = [getattr(sys, "last_traceback", None)]
+    handler = getattr(shell, "InteractiveTB", None)
+    errors.append(getattr(handler, "evalue", None))
+    traces.append(getattr(handler, "tb", None))
+    return [Root(LAST_ERROR, thing, "traceback") for thing in (*traces, *errors) if thing is not None]
+
+
+def other_roots() -> list[Root]:
+    """The user's own modules, and what the other threads are working on."""
+    main = sys.modules.get("__main__")
+    roots = [
+        Root(name, vars(module))
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and module is not main and name != "__mp_main__" and _is_users(module)
+    ]
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    here = threading.get_ident()
+    for number, frame in sys._current_frames().items():
+        if number != here:
+            things = [gc.get_referents(each) for each in _stack(frame) if is_users_file(each.f_code.co_filename)]
+            roots.append(Root(f"thread {names.get(number, number)}", things))
+    return roots
+
+
+def library_roots() -> list[Root]:
+    """The variables of every library, where caches may be."""
+    return [
+        Root(name, vars(module))
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and name not in ("__main__", "sys", "gc") and not _is_users(module)
+    ]
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_users(module: ModuleType) -> bool:
+    file = vars(module).get("__file__")
+    if file is None:
+        return vars(module).get("__spec__") is None and vars(module).get("__loader__") is None
+    return isinstance(file, str) and is_users_file(file)
+
+
+class Walk:
+    """Follows references from roots to the storages of `keys`; it does not enter `barriers`, such as a shell."""
+
+    def __init__(self, keys: Iterable[Key], longest_ns: int = LONGEST_NS, barriers: Iterable[object] = ()) -> None:
+        self.missing = set(keys)  # not reached so far
+        self.is_cut = False
+        self._keys = frozenset(self.missing)
+        self._until_ns = perf_counter_ns() + longest_ns
+        self._nodes: list[_Node] = []
+        self._index: dict[int, int] = {}
+        self._also: dict[int, list[int]] = {}  # further parents
+        self._leaves: dict[int, list[tuple[Key, bool]]] = {}  # storages by node, and whether through autograd
+        self._roots: dict[int, Root] = {}
+        self._graph: set[Any] = set()
+        self._barriers = {id(thing) for thing in (*barriers, sys.modules)}
+
+    def follow(self, roots: Iterable[Root]) -> None:
+        """Walk from these roots, all at once, the nearest objects first."""
+        queue: deque[int] = deque()
+        for root in roots:
+            entry = len(self._nodes)  # a node of its own, because several names may be of one object
+            self._nodes.append(_Node(None, -1, root.name))
+            self._roots[entry] = root
+            self._reach(root.thing, entry, "", queue)
+        while queue:
+            if len(self._nodes) > MOST or perf_counter_ns() > self._until_ns:
+                self.is_cut = True
+                return
+            number = queue.popleft()
+            thing = self._nodes[number].thing
+            kind = type(thing)
+            if is_tensor_type(kind):
+                self._tensor(thing, number)
+            with suppress(Exception):  # an object that breaks when it is read
+                for label, child in _children(thing, kind):
+                    self._reach(child, number, label, queue)
+
+    def _reach(self, thing: Any, parent: int, label: str, queue: deque[int]) -> None:
+        if type(thing) in _ATOMS or id(thing) in self._barriers:
+            return
+        known = self._index.get(id(thing))
+        if known is not None:
+            self._also.setdefault(known, []).append(parent)
+            return
+        number = self._index[id(thing)] = len(self._nodes)
+        self._nodes.append(_Node(thing, parent, label))
+        queue.append(number)
+
+    def _tensor(self, tensor: Any, number: int) -> None:
+        found = [(storage.key, False) for storage in storages_of(tensor)]
+        with suppress(Exception):
+            base = tensor._base
+            found += [(s.key, False) for s in storages_of(base)] if base is not None else []
+        for hidden in saved(tensor, self._graph):
+            found += [(storage.key, True) for storage in storages_of(hidden)]
+        found = [entry for entry in found if entry[0] in self._keys]
+        if found:
+            self._leaves[number] = found
+            self.missing.difference_update(key for key, _ in found)
+
+    def owners(self, sizes: Mapping[Key, int]) -> list[Owner]:
+        """The owners of the storages that were reached, the largest first. `sizes` has all keys of the walk."""
+        masks, nearest = self._masks(), self._nearest()
+        holders: dict[Key, int] = {}
+        for number, found in self._leaves.items():
+            for key, _ in found:
+                holders[key] = holders.get(key, 0) | masks.get(number, 0)
+        result = []
+        for number, keys in self._by_root(nearest).items():
+            keys = [key for key in keys if key in sizes]
+            mask = 0
+            for key in keys:
+                mask |= holders[key]
+            root, name = self._roots[number], self._inwards(number, keys, nearest, sizes)
+            others = [
+                other.name
+                for i, other in enumerate(self._roots.values())
+                if mask >> i & 1 and other.name != root.name and not (root.group and other.group == root.group)
+            ]
+            graph = sum(sizes[k] for k in keys if nearest[k][1]) > sum(sizes[k] for k in keys) / 2
+            result.append(Owner(name, frozenset(keys), tuple(dict.fromkeys(others)), graph))
+        return sorted(result, key=lambda owner: -sum(sizes[key] for key in owner.keys))
+
+    def by_root(self) -> dict[str, list[Key]]:
+        """The storages by the name at which the walk to them began."""
+        result: dict[str, list[Key]] = {}
+        for number, keys in self._by_root(self._nearest()).items():
+            result.setdefault(self._roots[number].name, []).extend(keys)
+        return result
+
+    def name_of(self, root: str, keys: list[Key], sizes: Mapping[Key, int]) -> str:
+        """The name of the innermost part of that root which holds nearly all of these storages."""
+        nearest = self._nearest()
+        number = next(number for number, each in self._roots.items() if each.name == root)
+        return self._inwards(number, [key for key in keys if self._path(nearest[key][0])[0] == number], nearest, sizes)
+
+    def _nearest(self) -> dict[Key, tuple[int, bool]]:
+        """The nearest node of each storage, and whether only autograd's graph leads to it."""
+        nearest: dict[Key, tuple[int, bool]] = {}
+        for number, found in self._leaves.items():
+            for key, graph in found:
+                if key not in nearest or (nearest[key][1] and not graph):
+                    nearest[key] = number, graph
+        return nearest
+
+    def _by_root(self, nearest: Mapping[Key, tuple[int, bool]]) -> dict[int, list[Key]]:
+        by_root: dict[int, list[Key]] = {}
+        for key, (number, _) in nearest.items():
+            by_root.setdefault(self._path(number)[0], []).append(key)
+        return by_root
+
+    def _path(self, number: int) -> list[int]:
+        """The nodes from the root to this one."""
+        path = [number]
+        while self._nodes[path[-1]].parent >= 0:
+            path.append(self._nodes[path[-1]].parent)
+        return path[::-1]
+
+    def _inwards(self, root: int, keys: list[Key], of: Mapping[Key, tuple[int, bool]], sizes: Mapping[Key, int]) -> str:
+        """The name of the innermost part of a root that holds nearly all of its storages."""
+        total = sum(sizes[key] for key in keys)
+        under: dict[int, int] = {}
+        children: dict[int, set[int]] = {}
+        for key in keys:
+            path = self._path(of[key][0])
+            for a, b in zip(path, (*path[1:], -1), strict=True):
+                under[a] = under.get(a, 0) + sizes[key]
+                if b >= 0:
+                    children.setdefault(a, set()).add(b)
+        name, here = self._nodes[root].label, root
+        while here in children:
+            largest = max(children[here], key=lambda child: under[child])
+            if under[largest] < _SPLIT * total:
+                break
+            here = largest
+            name += self._nodes[here].label
+        return name
+
+    def _masks(self) -> dict[int, int]:
+        """For each node that leads to a storage, the roots that reach it, as bits."""
+        useful: set[int] = set()
+        waiting = list(self._leaves)
+        while waiting:
+            number = waiting.pop()
+            if number in useful:
+                continue
+            useful.add(number)
+            waiting += self._parents(number)
+        down: dict[int, list[int]] = {}
+        for number in useful:
+            for parent in self._parents(number):
+                down.setdefault(parent, []).append(number)
+        masks = {root: 1 << i for i, root in enumerate(self._roots)}
+        queue = deque(root for root in self._roots if root in useful)
+        while queue:
+            number = queue.popleft()
+            for child in down.get(number, ()):
+                joined = masks.get(child, 0) | masks[number]
+                if joined != masks.get(child, 0):
+                    masks[child] = joined
+                    queue.append(child)
+        return masks
+
+    def _parents(self, number: int) -> list[int]:
+        parent = self._nodes[number].parent
+        return [*([parent] if parent >= 0 else []), *self._also.get(number, ())]
+
+
+# -- what an object refers to ------------------------------------------------------------------------------------------
+
+
+def _children(thing: Any, kind: type) -> Iterator[tuple[str, Any]]:
+    if issubclass(kind, dict):
+        yield from _items(thing)
+        if kind is not dict:
+            yield from _attributes(thing, kind)
+    elif issubclass(kind, list | tuple | deque):
+        few = len(thing) <= _LISTED
+        names = getattr(kind, "_fields", ())
+        for i, element in enumerate(thing):
+            yield (f".{names[i]}" if i < len(names) else f"[{i}]" if few else "[…]"), element
+        if kind not in (list, tuple, deque):
+            yield from _attributes(thing, kind)
+    elif issubclass(kind, set | frozenset):
+        yield from (("{…}", element) for element in thing)
+    elif kind is FunctionType:
+        yield from _function(thing)
+    elif kind is MethodType:
+        yield "", thing.__self__
+        yield "", thing.__func__
+    elif issubclass(kind, type):
+        if is_users_class(thing):
+            yield from ((f".{name}", value) for name, value in list(vars(thing).items()) if not name.startswith("__"))
+    elif issubclass(kind, ModuleType):
+        return  # a root of its own, if it is the user's
+    elif kind is FrameType:
+        yield from _frame(thing)
+    elif kind is TracebackType:
+        yield from (("", frame) for frame in _dead_frames(thing))
+    elif issubclass(kind, BaseException):
+        yield from (("", linked) for linked in (thing.__traceback__, thing.__cause__, thing.__context__))
+        yield ".args", thing.args
+        yield from _attributes(thing, kind)
+    elif kind is GeneratorType:
+        yield from ((" (suspended)", each) for each in gc.get_referents(thing))
+    elif kind.__module__ == "numpy" and hasattr(thing, "base"):
+        yield "", thing.base
+    else:
+        named = list(_attributes(thing, kind))
+        yield from named
+        if not is_tensor_type(kind):
+            known = {id(child) for _, child in named}
+            yield from (("", c) for c in gc.get_referents(thing) if id(c) not in known and not isinstance(c, type))
+
+
+def _dead_frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    """The frames of a traceback from the user's first one on: those before it belong to the notebook and still run."""
+    users = False
+    while trace is not None:
+        users = users or is_users_file(trace.tb_frame.f_code.co_filename)
+        if users:
+            yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def _items(mapping: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    few = len(mapping) <= _LISTED
+    for key, value in list(mapping.items()):
+        plain = type(key) in (str, int)
+        yield (f"[{key!r}]" if plain and few else "[…]"), value
+        if type(key) not in _ATOMS:
+            yield " (key)", key
+
+
+def _attributes(thing: Any, kind: type) -> Iterator[tuple[str, Any]]:
+    with suppress(Exception):
+        own = object.__getattribute__(thing, "__dict__")
+        torch = torch_module()
+        inner = ("_parameters", "_buffers", "_modules") if torch and issubclass(kind, torch.nn.Module) else ()
+        for name, value in list(own.items()):
+            if name in inner:
+                yield from ((f".{part}", child) for part, child in list(value.items()))
+            else:
+                yield f".{name}", value
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            with suppress(Exception):
+                yield f".{name}", vars(base)[_mangled(name, base)].__get__(thing, kind)
+    if is_tensor_type(kind):
+        with suppress(Exception):
+            if thing.is_leaf and thing.grad is not None:
+                yield ".grad", thing.grad
+
+
+def _mangled(name: str, owner: type) -> str:
+    hidden = name.startswith("__") and not name.endswith("__")
+    return f"_{owner.__name__.lstrip('_')}{name}" if hidden else name
+
+
+def _function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # an empty cell
+            yield f"'s variable {name}", cell.cell_contents
+    yield " (default)", function.__defaults__
+    yield " (default)", function.__kwdefaults__
+    yield from ((f".{name}", value) for name, value in vars(function).items())
+
+
+def _frame(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The variables of a call that has ended. Reading them makes a copy, which must not keep them alive."""
+    code = frame.f_code
+    if not code.co_flags & CO_OPTIMIZED:
+        return  # its variables are those of a module or of the notebook
+    values = frame.f_locals
+    items = list(values.items())
+    if sys.version_info < (3, 13):
+        values.clear()
+    yield from ((f": {name} in {code.co_name}()", value) for name, value in items)

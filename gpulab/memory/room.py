@@ -1,0 +1,112 @@
+"""How much more memory this process may take: of a GPU, or of the host within the limits set for the process."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpulab.devices.cgroups import free_host_bytes, memory_limit_bytes
+from gpulab.devices.gpus import torch_with_cuda
+from gpulab.memory_record import Pool, Room
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def room_of(gpu: int | None) -> Room | None:
+    """The room on that GPU, or on the host if it is None. None if it cannot be read."""
+    with suppress(Exception):
+        return _host_room() if gpu is None else _gpu_room(gpu)
+    return None
+
+
+def _gpu_room(index: int) -> Room | None:
+    """What the driver still has, and what the allocator holds without using it."""
+    torch = torch_with_cuda()
+    if torch is None:
+        return None
+    free, total = torch.cuda.mem_get_info(index)
+    cached = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+    return Room(free + cached, total, "GPU")
+
+
+def _host_room() -> Room | None:
+    rooms = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = status_bytes("VmSize")
+    if soft != resource.RLIM_INFINITY and used is not None:
+        rooms.append(Room(max(0, soft - used), soft, "RLIMIT_AS"))
+    free, group = free_host_bytes(), memory_limit_bytes()
+    if free is not None:
+        import psutil
+
+        machine = psutil.virtual_memory()
+        limited = group is not None and group < machine.total and free < machine.available
+        rooms.append(
+            Room(free, group if limited and group else machine.total, "control group" if limited else "machine")
+        )
+    return min(rooms, key=lambda room: room.free_bytes, default=None)
+
+
+def status_bytes(field: str) -> int | None:
+    """A figure of /proc/self/status in bytes: VmSize, VmRSS, VmHWM; None on other systems."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in STATUS.read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def pool_of(index: int) -> Pool | None:
+    """The caching allocator of that GPU; None for another allocator."""
+    torch = torch_with_cuda()
+    if torch is None:
+        return None
+    with suppress(Exception):
+        return pool_from(torch.cuda.memory_stats(index), torch.cuda.memory_snapshot(), index)
+    return None
+
+
+def pool_from(stats: dict[str, Any], segments: list[dict[str, Any]], index: int) -> Pool:
+    """The figures of torch's allocator: `memory_stats()` and `memory_snapshot()`, plain lists and dictionaries."""
+    free = [
+        block["size"]
+        for segment in segments
+        if segment.get("device") == index
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    return Pool(
+        stats["allocated_bytes.all.current"],
+        stats["reserved_bytes.all.current"],
+        max(free, default=0),
+        stats.get("num_alloc_retries", 0),
+    )
+
+
+class Peak:
+    """The peak of memory from its creation on: of a GPU's allocator, or of this process on the host.
+
+    On Linux the kernel's own peak is reset; it counts everything that the process has touched. `bytes` is None where
+    neither is available.
+    """
+
+    def __init__(self, gpu: int | None) -> None:
+        self._gpu = gpu
+        self._torch = torch_with_cuda()
+        with suppress(Exception):
+            if gpu is not None and self._torch is not None:
+                self._torch.cuda.synchronize(gpu)
+                self._torch.cuda.reset_peak_memory_stats(gpu)
+            elif gpu is None:
+                CLEAR.write_text("5")
+
+    @property
+    def bytes(self) -> int | None:
+        with suppress(Exception):
+            if self._gpu is None:
+                return status_bytes("VmHWM")
+            if self._torch is not None:
+                return int(self._torch.cuda.max_memory_reserved(self._gpu))
+        return None

@@ -1,0 +1,159 @@
+"""Who holds tensor memory in this process now, by the names that a user can delete; and what lets go of it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+
+from gpulab.memory.ledger import claims, holdings
+from gpulab.memory.owners import LONGEST_NS, Root, Walk, error_roots, library_roots, notebook_roots, other_roots
+from gpulab.memory.storages import Key, Live, live, torch_module
+from gpulab.memory_record import Holding
+
+SMALL = 0.01  # ours: below this share of all memory no further place is searched
+
+
+class Survey(Struct, frozen=True):
+    """The owners of all tensor memory, the largest first, by device. `garbage_bytes`: freed by collecting cycles.
+
+    `is_whole` is false if the search took too long.
+    """
+
+    owners: dict[str, tuple[Holding, ...]]
+    garbage_bytes: dict[str, int]
+    is_whole: bool = True
+
+    @property
+    def total_bytes(self) -> dict[str, int]:
+        return {device: sum(holding.bytes for holding in rows) for device, rows in self.owners.items()}
+
+
+def survey(shell: Any, namespace: Mapping[str, Any]) -> Survey:
+    """Collect garbage cycles, then name the owner of every live storage of this process."""
+    before = bytes_by_device(live().bytes)
+    gc.collect()
+    now = live()
+    after = bytes_by_device(now.bytes)
+    rows, is_whole = named(now, all_roots(shell, namespace), barriers=(shell, namespace))
+    garbage = {device: count - after.get(device, 0) for device, count in before.items()}
+    return Survey(rows, {device: count for device, count in garbage.items() if count > 0}, is_whole)
+
+
+def notebook() -> tuple[Any, dict[str, Any]]:
+    """IPython's shell with the names of the notebook; without IPython None and the names of the main module."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell, vars(sys.modules["__main__"]) if shell is None else shell.user_ns
+
+
+def all_roots(shell: Any, namespace: Mapping[str, Any]) -> Iterator[list[Root]]:
+    """Where owners are searched, the most telling first."""
+    yield notebook_roots(shell, namespace)
+    yield error_roots(shell)
+    yield other_roots()
+    yield library_roots()
+
+
+def bytes_by_device(sizes: Mapping[Key, int]) -> dict[str, int]:
+    """The sum of the storages on each device."""
+    sums: dict[str, int] = {}
+    for (device, _), count in sizes.items():
+        sums[device] = sums.get(device, 0) + count
+    return sums
+
+
+def named(
+    now: Live, stages: Iterable[list[Root]], longest_ns: int = LONGEST_NS, barriers: Iterable[object] = ()
+) -> tuple[dict[str, tuple[Holding, ...]], bool]:
+    """The owners of all storages by device. `stages`: roots in the order in which they are searched."""
+    walk, total = Walk(now.bytes, longest_ns, barriers), sum(now.bytes.values())
+    for roots in stages:
+        if sum(now.bytes[key] for key in walk.missing) > SMALL * total:
+            walk.follow(roots)
+    owners = walk.owners(now.bytes)
+    purposes = claims(now, {})
+    rows: dict[str, tuple[Holding, ...]] = {}
+    for device in bytes_by_device(now.bytes):
+        sizes = {key: count for key, count in now.bytes.items() if key[0] == device}
+        parts = holdings(sizes, {}, owners)
+        mixed = {}
+        for owner in owners:
+            kinds: dict[str, int] = {}
+            for key in owner.keys & sizes.keys():
+                claim = purposes.get(key)
+                kinds[claim.kind if claim else "variables"] = (
+                    kinds.get(claim.kind if claim else "variables", 0) + sizes[key]
+                )
+            mixed[owner.name] = kinds
+        rows[device] = tuple(_with_purpose(row, mixed.get(row.owner, {})) for row in parts)
+    return rows, not walk.is_cut
+
+
+def _with_purpose(row: Holding, kinds: Mapping[str, int]) -> Holding:
+    """The row with its main purpose, and in `line` all of them with their share."""
+    if not kinds:
+        return row
+    order = sorted(kinds, key=lambda kind: -kinds[kind])
+    return Holding(order[0], row.owner, row.bytes, "", row.others)  # type: ignore[arg-type]
+
+
+# -- letting go --------------------------------------------------------------------------------------------------------
+
+
+def free_tracebacks(shell: Any) -> None:
+    """Clear the last exception's frames, and the references that Python and IPython keep to it."""
+    for root in error_roots(shell):
+        if isinstance(root.thing, BaseException):
+            clear_frames(root.thing)
+    for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    handler = getattr(shell, "InteractiveTB", None)
+    for name in ("etype", "evalue", "tb"):
+        if getattr(handler, name, None) is not None:
+            setattr(handler, name, None)
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Clear the variables of all calls in the tracebacks of an exception, its causes and its contexts."""
+    chain, done = [error], set[int]()
+    while chain:
+        e = chain.pop()
+        if e is None or id(e) in done:
+            continue
+        done.add(id(e))
+        with suppress(Exception):
+            traceback.clear_frames(e.__traceback__)
+        e.__traceback__ = None
+        chain += [e.__cause__, e.__context__]
+
+
+def free_outputs(shell: Any, namespace: dict[str, Any]) -> None:
+    """Empty `Out` and forget `_`, `__`, `___` and `_1`, `_2`, …"""
+    outputs = namespace.get("Out")
+    numbers = list(outputs) if isinstance(outputs, dict) else []
+    if isinstance(outputs, dict):
+        outputs.clear()
+    for name in (f"_{number}" for number in numbers):
+        namespace.pop(name, None)
+    hook = getattr(shell, "displayhook", None)
+    for name in ("_", "__", "___"):
+        if name in namespace:
+            namespace[name] = ""
+        if hasattr(hook, name):
+            setattr(hook, name, "")
+
+
+def empty_caches() -> None:
+    """Collect garbage, and give cached memory of GPUs back."""
+    gc.collect()
+    torch = torch_module()
+    if torch is not None and torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # a GPU with a persistent error frees nothing
+            torch.cuda.empty_cache()
