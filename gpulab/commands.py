@@ -16,6 +16,7 @@ from gpulab.options import (
     CLIMB_SEEDS,
     DEFAULT_BUDGET_S,
     FURTHER_BUDGET_S,
+    LEAST_FREE,
     STOPPED_BY,
     only_ranks_type,
     port_type,
@@ -375,6 +376,44 @@ of a perfect DataLoader: no change to the loading can give more.
 
 {_RESTORED}
 {STOPPED_BY} The result is also gpulab.headspaces[-1].""",
+    ),
+    Command(
+        "memory",
+        "show who holds tensor memory in this kernel, and let go of it",
+        "gpulab.api.memory:show_memory",
+        (
+            _option(
+                "--free",
+                metavar="traceback,out,NAME",
+                default="",
+                help="let go of the last exception's variables (traceback), of outputs (out), or delete names",
+            ),
+            *_VIEW,
+        ),
+        "notebook",
+    ),
+    Command(
+        "fit",
+        "find the largest batch size of the last profiled cell that fits into memory",
+        "gpulab.bench.cures:fit_last",
+        (
+            _option("name", nargs="?", metavar="NAME", default="", help="the size to change (default: batch_size)"),
+            _option(
+                "--free",
+                type=share_type("--free"),
+                metavar="SHARE",
+                default=LEAST_FREE,
+                help="share of the free memory to leave (default: 10%%)",
+            ),
+        ),
+        "notebook",
+        "[NAME] [options]",
+        f"""\
+Two short runs at smaller sizes show how memory grows; the predicted size is then run to prove it. Below it are settings
+that may make the present size fit; a click runs each and measures its price.
+
+{_RESTORED}
+{STOPPED_BY}""",
     ),
     Command(
         "panel",

@@ -347,9 +347,14 @@ def _offer_bench(profiler: profile) -> None:
 
     if in_notebook():
         with suppress(Exception):
+            from gpulab.api.memory import failed_for_memory
+            from gpulab.bench.cures import offer_cures
             from gpulab.bench.opening import offer_bench
 
-            offer_bench(dict(profiler.report.diagnosis.first.settings))
+            if failed_for_memory(profiler.run):
+                offer_cures()
+            else:
+                offer_bench(dict(profiler.report.diagnosis.first.settings))
 
 
 def _show(answer: Answer, options: argparse.Namespace) -> None:

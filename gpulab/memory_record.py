@@ -86,10 +86,25 @@ class OutOfMemory(Struct, frozen=True):
     device: str
     request_bytes: int | None
     line: str
-    step: int  # complete steps
+    steps: int  # complete steps
     holdings: tuple[Holding, ...] = ()
     room: Room | None = None
     pool: Pool | None = None
+
+
+class Survey(Struct, frozen=True):
+    """The owners of all tensor memory, the largest first, by device. `garbage_bytes`: freed by collecting cycles.
+
+    `is_whole` is false if the search took too long.
+    """
+
+    owners: dict[str, tuple[Holding, ...]]
+    garbage_bytes: dict[str, int]
+    is_whole: bool = True
+
+    @property
+    def total_bytes(self) -> dict[str, int]:
+        return {device: sum(holding.bytes for holding in rows) for device, rows in self.owners.items()}
 
 
 class MemoryAccount(Struct, frozen=True):

@@ -18,6 +18,7 @@ CLIMB_SEEDS = 3  # for the band of the loss; run only if a setting changes the l
 DEFAULT_BUDGET_S = 60.0  # for a comparison of one setting with the baseline
 ROW_BUDGET_S = 45.0  # for a comparison in a bench, where a click continues an undecided one
 FURTHER_BUDGET_S = 30.0  # added for each further setting
+LEAST_FREE = 0.1  # share of the free memory that a search for the largest size leaves
 STOPPED_BY = "To stop: the button beside the bar, or the notebook's own."
 LAST, SLOWEST = "last", "slowest"  # words for --only-ranks
 QUICK_VARIABLE = "GPULAB_QUICK"  # environment variable

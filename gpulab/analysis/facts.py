@@ -332,6 +332,11 @@ def _samples_per_s(run: Run, rows: np.ndarray) -> float | None:
 LEAST_READINGS = 5  # ours, of a rate: its first reading covers the time before the code, its last may be cut off
 
 
+def has_no_step(run: Run) -> bool:
+    """Whether the cell had no steps, so that the accounting covers the whole cell."""
+    return run.step_source == "whole cell" or len(run.steps) == 0
+
+
 def is_long_enough(series: Series) -> bool:
     """Whether the mean of a series is meaningful: for an amount, from the first reading on."""
     is_rate = series.name.endswith(("_pct", "_fraction"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
+from gpulab.analysis.facts import has_no_step
 from gpulab.api.diagnose import summarize
 from gpulab.api.job_report import last_job_report
 from gpulab.api.reading import report
@@ -33,7 +34,6 @@ from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.live_view import Stage
 from gpulab.views.report.report import Report
-from gpulab.views.report.sections import has_no_step
 from gpulab.views.waiting import run_lines_or_none
 from gpulab.views.widgets import in_notebook
 from gpulab.views.wording import cut, plain
@@ -225,6 +225,12 @@ class profile:
             self._unsaved = str(e)
             return None
 
+    def _raised_early(self) -> bool:
+        """Whether the code raised before its first step, and there is nothing to report."""
+        run = self.run
+        out_of_memory = run.memory_account is not None and run.memory_account.failure is not None
+        return run.outcome == "failed" and has_no_step(run) and not self.settings.whole and not out_of_memory
+
     def _present(self) -> None:
         """Show the report. A failing view loses neither the run nor the user's own exception."""
         assert self._stage is not None
@@ -232,7 +238,7 @@ class profile:
             ranks = last_job_report(self._ranks) if self._ranks and has_no_step(self.run) else None
             if ranks is not None:
                 self._stage.show(ranks)
-            elif self.run.outcome == "failed" and has_no_step(self.run) and not self.settings.whole:
+            elif self._raised_early():
                 self._stage.say(_nothing_to_report(self.run, saved=self.settings.save and not self._unsaved))
             else:
                 self._stage.show(self.report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gpulab.api.experiment import NO_CELL, code_of, main_names
 from gpulab.bench import file
@@ -13,7 +13,7 @@ from gpulab.errors import UsageError
 from gpulab.formatting import settings_words
 from gpulab.tuning import cell_code
 from gpulab.tuning.code import Code
-from gpulab.views.widgets import Choice, Offer, in_notebook
+from gpulab.views.widgets import Choice, Offer, Output, in_notebook
 
 OPEN = "Try other settings"
 NOTHING_TO_APPLY = "Nothing to apply: open the bench (%gpulab panel) and click the row whose edit you want."
@@ -82,14 +82,23 @@ def offer_bench(settings: Mapping[str, str] | None = None) -> None:
         session = open_session()
         session.begin("run", session.choose(settings or {}))
 
-    _withdraw()
     choices: list[Choice] = [(OPEN, lambda: main.call(open_it))]
     if settings:
         choices.insert(0, (f"Try {settings_words(settings)}", lambda: main.call(try_it)))
-    offer = Offer(choices, OFFER)
-    output.offer(offer.html(), OFFER)
+    offer = offer_until_the_next_cell(choices, OFFER, output)
+
+
+def offer_until_the_next_cell(choices: Sequence[Choice], text: str, output: BenchOutput | Output) -> Offer:
+    """Show buttons in this output, in place of all others."""
+    _withdraw()
+    offer = Offer(choices, text)
+    if isinstance(output, Output):
+        output.show({"text/html": offer.html(), "text/plain": text})
+    else:
+        output.offer(offer.html(), text)
     _offers.append(offer)
     _until_the_next_cell()
+    return offer
 
 
 def _open(session: BenchSession, output: BenchOutput | None) -> BenchSession:

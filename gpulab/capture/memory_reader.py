@@ -11,6 +11,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from gpulab.devices.gpus import in_graph_capture, torch_with_cuda
 from gpulab.memory.failure import explain, memory_error
 from gpulab.memory.growth import growing_line, growth_of_runs, steady_growth
 from gpulab.memory.ledger import Claim, claims, holdings, module_names
-from gpulab.memory.owners import Owner, Walk, error_roots, notebook_roots, other_roots
+from gpulab.memory.owners import Owner, Walk
 from gpulab.memory.room import room_of
 from gpulab.memory.storages import Key, Live, live, storages_of
 from gpulab.memory.survey import all_roots, notebook
@@ -35,6 +36,7 @@ SECOND = 5  # ours: far enough from the first to show growth
 SHARE = 200  # a ledger is due when so many times its cost has passed
 MOST = 40  # ledgers
 NAMING_NS = 1_000_000_000  # for the names of the rest, at the end of the run
+CHEAP = 4  # stages of the search: all but the variables of libraries
 NAMED_FRACTION = 0.01  # ours: a smaller rest is not named
 
 
@@ -155,7 +157,7 @@ class MemoryReader:
         end = _Snapshot("update", steps, now.bytes, {}, rest, {}, {})
         walk = Walk(_rest_keys([*self._snapshots, end]), NAMING_NS, barriers)
         if walk.missing:
-            for roots in (notebook_roots(shell, namespace), error_roots(shell), other_roots()):
+            for roots in islice(all_roots(shell, namespace), CHEAP):
                 walk.follow(roots)
         owners = walk.owners(now.bytes)
         updates = [shot for shot in self._snapshots if shot.moment == "update"]

@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
+from gpulab.analysis.facts import has_no_step
 from gpulab.api.job_report import job_report, keep_only, may_keep
 from gpulab.api.profile import followed, profile
 from gpulab.capture.job import keep_few
@@ -23,7 +24,6 @@ from gpulab.store.jobs import await_job
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
-from gpulab.views.report.sections import has_no_step
 from gpulab.views.view import Answer
 from gpulab.views.waiting import FIRST_S, TerminalLine, waiting
 

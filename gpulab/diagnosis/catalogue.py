@@ -10,6 +10,7 @@ from gpulab.diagnosis import (
     distributed,
     idle_gpu,
     loading,
+    memory,
     needless,
     no_cause,
     operations,
@@ -35,6 +36,7 @@ RULE_MODULES: tuple[RuleModule, ...] = (
     operations,
     optimizer,
     device,
+    memory,
     distributed,
     needless,
     no_cause,  # if no rule above has a finding

@@ -34,7 +34,8 @@ def diagnose(
     if any(isinstance(_answer(kind, context), Finding) for kind in kinds() if kind.role == "context"):
         context = replace(context, own=own_shares(facts))
     answers = [_answer(kind, context) for kind in kinds()]
-    said = [a for a in answers if isinstance(a, Finding) and (kind_of(a.key).is_verdict or not context.names_no_cause)]
+    always = {kind.key for kind in kinds() if kind.is_verdict or kind.role == "end of the run"}
+    said = [a for a in answers if isinstance(a, Finding) and (a.key in always or not context.names_no_cause)]
     said = with_predictions(facts, said, context.step_us, evidence) if predict_cures else said
     ranked = rank_findings(context, said)
     later = [] if context.names_no_cause else _once_cured(context, ranked)

@@ -296,7 +296,7 @@ class RuleContext(Struct, frozen=True):
 
 
 Rule = Callable[[RuleContext], Finding | Undetermined | None]
-Role = Literal["cause", "context", "all is well", "open question"]
+Role = Literal["cause", "context", "all is well", "open question", "end of the run"]
 
 
 class FindingKind(Struct, frozen=True):
@@ -311,7 +311,7 @@ class FindingKind(Struct, frozen=True):
     cause's time. `second_round`: the rule runs again as if the first finding were cured, because its limit is far above
     the silence. `of_job`: it concerns all ranks of a job, not one rank. `is_bound`: its time is what faster kernels
     would save, by the bytes that they would not move. A `role` of "context" is not a cause, but shown with each cause;
-    a role other than "cause" and "context" is a verdict, for runs without a cause.
+    "all is well" and "open question" are verdicts, for runs without a cause; the "end of the run" leads in any case.
     """
 
     key: str

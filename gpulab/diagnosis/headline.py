@@ -30,6 +30,9 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     the silence are dropped, and a minor finding cannot take the headline from a healthy run. Context findings
     follow the costly causes and then claim no time; without such a cause they may lead. Hints come last.
     """
+    ends = [f for f in findings if kind_of(f.key).role == "end of the run"]
+    if ends:
+        return (*ends, *(f for f in findings if kind_of(f.key).role == "context"))
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
     beside = [f for f in findings if kind_of(f.key).role == "context"]
     ranked = _ranked(context, _without_symptoms([f for f in findings if kind_of(f.key).role == "cause"]))

@@ -22,6 +22,7 @@ _REQUEST = re.compile(r"(?:tried to allocate|Unable to allocate) ([\d.]+) ?(byte
 _UNITS = {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _GPU = re.compile(r"CUDA|GPU (\d+)|CUBLAS")
 NAMING_NS = 2_000_000_000
+NAMES = 2  # stages of a search that hold the names of the notebook
 
 
 def out_of_memory(error: BaseException | None) -> bool:
@@ -61,11 +62,13 @@ def explain(
     index = int(on_gpu[1] or 0) if on_gpu else None
     device = "cpu" if index is None else f"cuda:{index}"
     room, pool = room_of(index), None if index is None else pool_of(index)
-    rows, _ = named(live(), stages, NAMING_NS, barriers)
+    rows, _ = named(live(), _with_traceback(error, stages), NAMING_NS, barriers)
     return OutOfMemory(device, request_bytes(text), line, steps, rows.get(device, ()), room, pool)
 
 
-def roots_of(error: BaseException, stages: Iterable[list[Root]]) -> Iterator[list[Root]]:
-    """The stages of a search, the variables of the dead calls first: what only they hold can be let go."""
-    yield [Root("traceback", error.__traceback__, "traceback")]
-    yield from stages
+def _with_traceback(error: BaseException, stages: Iterable[list[Root]]) -> Iterator[list[Root]]:
+    """The stages of a search; the variables of the dead calls come right after the names of the notebook."""
+    for number, roots in enumerate(stages):
+        if number == NAMES:
+            yield [Root("traceback", error.__traceback__, "traceback")]
+        yield roots

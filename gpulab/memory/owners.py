@@ -62,8 +62,15 @@ class _Node(NamedTuple):
     label: str
 
 
+def model_roots(namespace: Mapping[str, Any]) -> list[Root]:
+    """The names of modules: parameters belong to their model rather than to its optimizer."""
+    torch = torch_module()
+    kind = torch.nn.Module if torch is not None else ()
+    return [Root(name, thing) for name, thing in list(namespace.items()) if issubclass(type(thing), kind)]
+
+
 def notebook_roots(shell: Any, namespace: Mapping[str, Any]) -> list[Root]:
-    """The names of a notebook, its outputs, and the last exception; of a script only its names.
+    """The names of a notebook and its outputs; of a script only its names.
 
     The nearest comes first: a value that has a name is not told as an output.
     """

@@ -9,29 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from msgspec import Struct
-
 from gpulab.memory.ledger import claims, holdings
-from gpulab.memory.owners import LONGEST_NS, Root, Walk, error_roots, library_roots, notebook_roots, other_roots
+from gpulab.memory.owners import (
+    LONGEST_NS,
+    Root,
+    Walk,
+    error_roots,
+    library_roots,
+    model_roots,
+    notebook_roots,
+    other_roots,
+)
 from gpulab.memory.storages import Key, Live, live, torch_module
-from gpulab.memory_record import Holding
+from gpulab.memory_record import Holding, Survey
 
 SMALL = 0.01  # ours: below this share of all memory no further place is searched
-
-
-class Survey(Struct, frozen=True):
-    """The owners of all tensor memory, the largest first, by device. `garbage_bytes`: freed by collecting cycles.
-
-    `is_whole` is false if the search took too long.
-    """
-
-    owners: dict[str, tuple[Holding, ...]]
-    garbage_bytes: dict[str, int]
-    is_whole: bool = True
-
-    @property
-    def total_bytes(self) -> dict[str, int]:
-        return {device: sum(holding.bytes for holding in rows) for device, rows in self.owners.items()}
 
 
 def survey(shell: Any, namespace: Mapping[str, Any]) -> Survey:
@@ -54,6 +46,7 @@ def notebook() -> tuple[Any, dict[str, Any]]:
 
 def all_roots(shell: Any, namespace: Mapping[str, Any]) -> Iterator[list[Root]]:
     """Where owners are searched, the most telling first."""
+    yield model_roots(namespace)
     yield notebook_roots(shell, namespace)
     yield error_roots(shell)
     yield other_roots()

@@ -11,13 +11,12 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import StepParts
-from gpulab.analysis.facts import Facts, is_long_enough
+from gpulab.analysis.facts import Facts, has_no_step, is_long_enough
 from gpulab.formatting import duration, number, percent, time_unit
 from gpulab.run import Float64, Int64, Series
 from gpulab.views import wording
 from gpulab.views.bars import BLUE, Path, Segment, area_path, line_path
 from gpulab.views.page import render
-from gpulab.views.report.sections import has_no_step
 from gpulab.views.wording import plain
 
 _GAP = 6  # times the usual distance between readings: over a longer gap, no line is drawn

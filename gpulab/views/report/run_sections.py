@@ -9,11 +9,9 @@ from gpulab.analysis.cores import CoreShare
 from gpulab.analysis.facts import Facts, is_long_enough
 from gpulab.analysis.loader import LoadingFacts, WorkerRow, sampled
 from gpulab.formatting import (
-    NOT_MEASURABLE,
     duration,
     duration_ns,
     factor,
-    gib,
     number,
     percent,
     plain_values,
@@ -54,20 +52,6 @@ def device_section(facts: Facts) -> Section | None:
         mean, where = (first.mean, "on average") if first.step_mean is None else (first.step_mean, "in counted steps")
         result = f"{plain(first.label)}: {wording.quantity(mean, first.name, first.unit)} {where}"
     return Section.table("Device", columns, cells, result=result)
-
-
-def memory_section(run: Run) -> Section:
-    memory = run.memory
-    rows = [("peak of the process and its workers", gib(memory.peak_rss_bytes))]
-    if run.device.kind == "cuda":
-        rows += [
-            ("peak allocated by tensors on the GPU", gib(memory.peak_allocated_bytes)),
-            ("peak reserved by PyTorch on the GPU", gib(memory.peak_reserved_bytes)),
-        ]
-    rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", gib(memory.total_bytes)))
-    peak = memory.peak_rss_bytes if run.device.kind == "cpu" else memory.peak_reserved_bytes
-    result = f"peak {gib(peak)} of {gib(memory.total_bytes)}" if peak is not None else NOT_MEASURABLE
-    return Section.table("Memory", PAIRS, rows, result=result)
 
 
 def loader_section(run: Run) -> Section | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.facts import Facts, too_few
+from gpulab.analysis.facts import Facts, has_no_step, too_few
 from gpulab.analysis.operators import CostRow, unknown_by_annotation
 from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import Spread
@@ -26,6 +26,7 @@ from gpulab.run import Category, Run
 from gpulab.timeline.labels import What, kind_of
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, Column, Row, Section, numbers, present
+from gpulab.views.report.memory_sections import failure_section, memory_section
 from gpulab.views.report.run_sections import (
     changes_section,
     choices_section,
@@ -33,7 +34,6 @@ from gpulab.views.report.run_sections import (
     device_section,
     loader_section,
     loading_sections,
-    memory_section,
     missing_section,
     origin_section,
     overhead_section,
@@ -47,7 +47,6 @@ NOT_WORTH_SAYING = 0.02  # share of the wait for data, or of a step
 _LARGEST = 3  # parts that one line has room for
 COSTLIEST = 10
 NEARLY_ALL = 0.95  # profiled share of the whole cell: above it, the cell ran with the profiler
-WHOLE_CELL = "whole cell"
 
 _OPERATORS_NOTE = "Self CPU time."
 _DEVICE_NOTE = "GPU time: of the kernels that the operator itself launched."
@@ -90,11 +89,6 @@ def device(run: Run) -> str:
     return f"device: {name}" if run.device.index is None else f"device: {name} (GPU {run.device.index})"
 
 
-def has_no_step(run: Run) -> bool:
-    """Whether the cell had no steps, so that the accounting covers the whole cell."""
-    return run.step_source == WHOLE_CELL or len(run.steps) == 0
-
-
 def sections(facts: Facts, unsaved: str = "", open_questions: Section | None = None) -> tuple[Section, ...]:
     """Every section of the report's figures in reading order.
 
@@ -103,7 +97,9 @@ def sections(facts: Facts, unsaved: str = "", open_questions: Section | None = N
     """
     loaded, whole = facts.run.source == "trace", facts.breakdown is not None and facts.breakdown.whole_window
     few = facts.few_steps
+    account = facts.run.memory_account
     return present(
+        failure_section(account.failure) if account is not None and account.failure is not None else None,
         changes_section("Changed for this run", facts.run.changes),
         _step(facts),
         _parts(facts),

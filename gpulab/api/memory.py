@@ -1,0 +1,140 @@
+"""Who holds memory and how to let it go; which size fits; and whether a cure fits, with its price."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpulab.api.experiment import code_of, remember_experiment
+from gpulab.errors import UsageError
+from gpulab.knobs.variables import Plain
+from gpulab.memory.room import room_of
+from gpulab.memory.survey import empty_caches, free_outputs, free_tracebacks, notebook, survey
+from gpulab.memory_record import Survey
+from gpulab.options import LEAST_FREE
+from gpulab.run import Run
+from gpulab.tuning import fit as fitting
+from gpulab.tuning.code import Code
+from gpulab.tuning.execute import FullRun
+from gpulab.tuning.fit import Fit, Prober, Proof
+from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Arm, Listener, Plan
+from gpulab.views.comparison import Compared
+from gpulab.views.memory import Cured, Fitted, Owners
+from gpulab.views.progress import Stoppable
+from gpulab.views.view import Answer
+
+PRICE_S = 30.0  # for the blocks that measure the price of a cure
+HINT = "End the search at the next step; what was measured so far is shown"
+NAME = "batch_size"
+
+
+def memory(*, free: Sequence[str] = ()) -> Owners:
+    """Who holds tensor memory in this process, by the names that a user can delete.
+
+    `free`: "traceback", "out" (IPython's outputs), or names of the notebook, which are deleted first. Raises UsageError
+    for an unknown name; then nothing is freed.
+    """
+    shell, namespace = notebook()
+    unknown = [name for name in free if name not in ("traceback", "out") and name not in namespace]
+    if unknown:
+        raise UsageError(f"--free {unknown[0]}: no such name in the notebook. Use traceback, out, or a variable.")
+    before = survey(shell, namespace) if free else None
+    if "traceback" in free:
+        free_tracebacks(shell)
+    if "out" in free:
+        free_outputs(shell, namespace)
+    for name in free:
+        if name not in ("traceback", "out"):
+            _delete(shell, namespace, name)
+    empty_caches()
+    after = survey(shell, namespace)
+    return Owners(after, None if before is None else _freed(before, after), tuple(free), room_of(None))
+
+
+def _delete(shell: Any, namespace: dict[str, Any], name: str) -> None:
+    """Delete a name as `del` does, and IPython's own references to its value."""
+    if shell is not None:
+        shell.del_var(name)
+    namespace.pop(name, None)
+
+
+def _freed(before: Survey, after: Survey) -> dict[str, int]:
+    earlier, later = before.total_bytes, after.total_bytes
+    return {device: count - later.get(device, 0) for device, count in earlier.items()}
+
+
+def show_memory(options: argparse.Namespace) -> Answer:
+    """Do `%gpulab memory`. Raises UsageError."""
+    return Answer(memory(free=[word for word in options.free.split(",") if word]))
+
+
+def fit(
+    code: Code | str | None = None,
+    name: str = NAME,
+    *,
+    least_free: float = LEAST_FREE,
+    namespace: dict[str, Any] | None = None,
+    show: bool = True,
+    tell: Listener | None = None,
+) -> Fitted:
+    """The largest value of `name` (the batch size) with which the cell fits into memory, predicted and then run.
+
+    `code`: a cell's text, or None for the cell profiled last. `least_free`: the share of the free memory that stays
+    free. Raises UsageError if the cell has no such size; other exceptions of the cell pass.
+    """
+    cell = code_of(code, namespace)
+    prober = Prober(cell)
+    results: list[Fit] = []
+    with Stoppable(prober.stop, HINT, show=show) as progress:
+        prober.tell = tell or progress.tell
+        prober.within(lambda: results.append(fitting.fit(prober, name, least_free=least_free, loader_size=_size(cell))))
+        fitted = Fitted(results[0], tuple(fitting.cures(cell, name, results[0].before, results[0].best)))
+        progress.put(fitted)
+    return fitted
+
+
+def _size(cell: Code) -> int | None:
+    """The batch size of the cell's loader in its last run; None if unknown."""
+    from gpulab.api.runs import runs
+
+    last = next((run for run in reversed(runs.own) if run.code == cell.text), None)
+    return last.loader.batch_size if last is not None and last.loader is not None else None
+
+
+def prove(
+    settings: Mapping[str, Plain], fitted: Fitted, code: Code | str | None = None, *, tell: Listener | None = None
+) -> Cured:
+    """Prove that a cure makes the cell fit at its present size, and measure its price in speed.
+
+    The price is measured in interleaved blocks against the same cell at the largest size that fits without the cure.
+    """
+    cell, result = code_of(code), fitted.result
+    prober, proofs, full = Prober(cell, tell or (lambda progress: None)), list[Proof](), list[FullRun]()
+    base: dict[str, Plain] = {result.name: result.best} if result.best else {}
+
+    def work() -> None:
+        proofs.append(fitting.prove_cure(prober, settings))
+        if base and proofs[0].probe.fits:
+            full.append(prober.full_run(base))
+
+    prober.within(work)
+    compared = _price(cell, base, settings, full[0], tell) if full and full[0].error is None else None
+    return Cured(result, proofs[0], compared)
+
+
+def _price(
+    cell: Code, base: dict[str, Plain], settings: Mapping[str, Plain], full: FullRun, tell: Listener | None
+) -> Compared:
+    plan = Plan((Arm({**base, **settings}),), base=Arm(base), budget_s=PRICE_S, trace=False, save=False)
+    runner = Runner(cell, plan, tell or (lambda progress: None), done=[(Arm(), full)])
+    result = runner.run()
+    if runner.error is not None:
+        raise runner.error
+    return remember_experiment(result)
+
+
+def failed_for_memory(run: Run) -> bool:
+    """Whether the run ended because memory ran out."""
+    return run.memory_account is not None and run.memory_account.failure is not None

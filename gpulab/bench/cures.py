@@ -1,0 +1,85 @@
+"""The buttons below a run that ran out of memory: find what fits, prove a cure, let go of what only dead cells hold."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from gpulab.api.experiment import code_of
+from gpulab.api.memory import NAME, fit, memory, prove
+from gpulab.bench.opening import offer_until_the_next_cell
+from gpulab.bench.output import MainThread, interruptible
+from gpulab.errors import GpulabError
+from gpulab.formatting import settings_words
+from gpulab.knobs.variables import Plain
+from gpulab.memory.survey import free_tracebacks, notebook
+from gpulab.tuning.code import Code
+from gpulab.tuning.fit import cures
+from gpulab.tuning.schedule import Arm, Progress
+from gpulab.views.memory import Fitted
+from gpulab.views.progress import words
+from gpulab.views.view import View
+from gpulab.views.widgets import Choice, Output, in_notebook
+
+OFFER = (
+    "Each click first lets go of the dead cell's traceback. The same in words: %gpulab fit batch_size, %gpulab memory"
+)
+
+
+class Cures:
+    """The buttons, and the result of the last click above them."""
+
+    def __init__(self, code: Code, fitted: Fitted | None = None) -> None:
+        self._code, self._fitted = code, fitted
+        self._main = MainThread()
+        self._result, self._buttons = Output(), Output()
+        for output in (self._result, self._buttons):
+            output.show({"text/plain": ""})
+
+    def offer(self) -> None:
+        """Show the buttons: find what fits, or each cure once that is known."""
+        fitted, actions = self._fitted, list[tuple[str, Callable[[], View]]]()
+        if fitted is None:
+            actions.append((f"Find the {NAME} that fits", self._fit))
+        settings = cures(self._code, NAME, 0, None) if fitted is None else fitted.cures
+        actions += [(f"Try {settings_words(Arm(cure).texts)}", partial(self._prove, cure)) for cure in settings]
+        actions.append(("Who holds memory?", lambda: memory(free=("traceback",))))
+        choices: list[Choice] = [
+            (label, partial(self._main.call, partial(self._do, action))) for label, action in actions
+        ]
+        offer_until_the_next_cell(choices, OFFER, self._buttons)
+
+    def _do(self, action: Callable[[], View]) -> None:
+        free_tracebacks(notebook()[0])
+        try:
+            with interruptible():
+                self._result.show(action().bundle())
+        except (Exception, KeyboardInterrupt) as e:
+            reason = str(e) if isinstance(e, GpulabError) else f"{type(e).__name__}: {e}"
+            self._result.write(f"gpulab: {reason}")
+        self.offer()
+
+    def _fit(self) -> View:
+        self._fitted = fit(self._code, show=False, tell=self._tell)
+        return self._fitted
+
+    def _prove(self, settings: Mapping[str, Plain]) -> View:
+        self._fitted = self._fitted or fit(self._code, show=False, tell=self._tell)
+        return prove(settings, self._fitted, self._code, tell=self._tell)
+
+    def _tell(self, progress: Progress) -> None:
+        self._result.write(f"gpulab: {words(progress)}")
+
+
+def offer_cures() -> None:
+    """Show the buttons for the cell profiled last. Nothing in a terminal."""
+    if in_notebook():
+        Cures(code_of(None)).offer()
+
+
+def fit_last(options: argparse.Namespace) -> None:
+    """Do `%gpulab fit NAME`. Raises UsageError, and exceptions of the cell."""
+    fitted = fit(name=options.name or NAME, least_free=options.free)
+    if in_notebook():
+        Cures(code_of(None), fitted).offer()

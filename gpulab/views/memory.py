@@ -1,0 +1,238 @@
+"""Who holds memory, which size fits into it, and whether a cure fits and at what price: as text and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+from msgspec.structs import asdict
+
+from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import percent, plural, settings_words, size
+from gpulab.memory_record import Holding, Room, Survey
+from gpulab.views.layout import Column, Row, Section, numbers
+from gpulab.views.report.memory_sections import title_of
+from gpulab.views.view import View
+from gpulab.views.wording import or_dash, plain
+
+if TYPE_CHECKING:
+    from gpulab.tuning.fit import Fit, Probe, Proof
+    from gpulab.views.comparison import Compared
+
+_MOST_OWNERS = 20
+_LEAST_BYTES = 1 << 20  # ours: less is no one's problem
+_FREED_BY = {"sys.last_traceback": "traceback", "traceback": "traceback", "Out": "out", "_": "out", "__": "out"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Owners(View):
+    """The owners of tensor memory. `freed`: bytes that came back, by device, if `names` were let go; else None."""
+
+    result: Survey
+    freed: Mapping[str, int] | None = None
+    names: tuple[str, ...] = ()
+    room: Room | None = None
+
+    @property
+    def headline(self) -> Headline:
+        """The largest owner, or how much came back."""
+        totals = self.result.total_bytes
+        words = ", ".join(f"{size(count)} on {device}" for device, count in sorted(totals.items())) or "none"
+        if self.freed is not None:
+            back = ", ".join(f"{size(count)} on {device}" for device, count in self.freed.items() if count > 0)
+            return Headline("freed", f"{back or 'Nothing'} came back.", f"Tensors now: {words}", "good")
+        first = max((row for rows in self.result.owners.values() for row in rows), key=_bytes, default=None)
+        if first is None:
+            return Headline("owners", "No tensor is alive in this kernel.", "", "good")
+        sentence = f"{plain(first.owner)} holds {size(first.bytes)} of {words} in tensors."
+        return Headline("owners", sentence, self._advice(), "notice")
+
+    def _advice(self) -> str:
+        """The statement that frees the largest owner that is not part of a model or an optimizer."""
+        rows = [row for rows in self.result.owners.values() for row in rows if row.bytes >= _LEAST_BYTES]
+        loose = [row for row in rows if row.kind in ("variables", "saved activations") and _statement(row)]
+        if not loose:
+            return ""
+        row = max(loose, key=_bytes)
+        return f"{_statement(row)}: {size(row.bytes)} come back"
+
+    def _opening(self) -> str:
+        return "tensor memory of this kernel"
+
+    def _sections(self) -> tuple[Section, ...]:
+        sections = []
+        for device, rows in sorted(self.result.owners.items()):
+            total = sum(row.bytes for row in rows)
+            columns = (Column("owner"), *numbers("size", "share"), Column("what"), Column("to free it", "wrap"))
+            shown = [row for row in rows[:_MOST_OWNERS] if row.bytes >= 0.001 * total]
+            cells = tuple(
+                Row(
+                    (plain(r.owner), size(r.bytes), percent(r.bytes / total), title_of(r.kind), plain(_statement(r))),
+                    bar=r.bytes / total,
+                )
+                for r in shown
+            )
+            lines = [f"{size(total)} in {plural(len(rows), 'owner')}. Each storage counts once, with its nearest name."]
+            if garbage := self.result.garbage_bytes.get(device):
+                lines.append(f"{size(garbage)} were garbage in reference cycles, now collected.")
+            if not self.result.is_whole:
+                lines.append("The search for names took too long and was ended: some owners are missing.")
+            if device == "cpu" and self.room is not None:
+                lines.append(
+                    f"Free: {size(self.room.free_bytes)} of {size(self.room.total_bytes)} ({self.room.limit})."
+                )
+            title = f"Who holds memory on {device}"
+            sections.append(Section(title, columns, cells, tuple(lines), lead=True, wide=True, result=size(total)))
+        return tuple(sections)
+
+    def _figures(self) -> Mapping[str, object]:
+        return {
+            "schema": 1,
+            "kind": "memory",
+            "headline": self.headline,
+            "owners": {device: [asdict(row) for row in rows] for device, rows in self.result.owners.items()},
+            "garbage_bytes": self.result.garbage_bytes,
+            "freed_bytes": self.freed,
+            "whole": self.result.is_whole,
+        }
+
+
+def _bytes(row: Holding) -> int:
+    return row.bytes
+
+
+def _statement(row: Holding) -> str:
+    """What frees a row: `del` of all names that hold it, or the command for outputs and tracebacks."""
+    if row.kind == "unnamed":
+        return ""
+    names: list[str] = []
+    commands: list[str] = []
+    for owner in (row.owner, *row.others):
+        name = _root(owner)
+        if name.startswith("thread "):
+            return ""
+        word = _FREED_BY.get(name) or ("out" if name.startswith("_") and name[1:].isdigit() else "")
+        (commands if word else names).append(word or name)
+    parts = [f"del {', '.join(dict.fromkeys(names))}"] if names else []
+    parts += [f"%gpulab memory --free {','.join(dict.fromkeys(commands))}"] if commands else []
+    return "; ".join(parts)
+
+
+def _root(owner: str) -> str:
+    """The name to delete: of `trainer.cache[0]` it is `trainer`."""
+    for end in ("[", ":", " ", "'"):
+        owner = owner.partition(end)[0]
+    return owner if owner.startswith("sys.") else owner.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Fitted(View):
+    """The largest size that fits. `cures`: settings that may make the present size fit, to be proven."""
+
+    result: Fit
+    cures: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def headline(self) -> Headline:
+        """The size, with its interval, and whether a run has proven it."""
+        fit = self.result
+        if fit.predicted is None:
+            return Headline("fit", f"No size of {fit.name} could be predicted.", self._why(), "unknown")
+        size_, low, high = fit.predicted
+        words = f"predicted {size_:,} (95 %: {low:,} to {high:,}), with {percent(fit.free_fraction)} of the room free"
+        if fit.proven is None:
+            return Headline("fit", f"{fit.name}={size_:,} should fit.", f"{words}; not proven by a run", "notice")
+        peak = fit.peak_of(fit.proven)
+        of = f": peak {size(peak)} of {size(self._limit)}" if peak else ""
+        return Headline("fit", f"{fit.name}={fit.proven:,} fits{of}.", words, "good")
+
+    @property
+    def _limit(self) -> float:
+        """All that a peak may reach before memory runs out."""
+        fit = self.result
+        return fit.allowed_bytes + fit.free_fraction * fit.room.free_bytes
+
+    def _why(self) -> str:
+        failed = next((p.failure for p in reversed(self.result.probes) if p.failure), "")
+        return failed or "Fewer than two runs ended, or memory does not grow with the size"
+
+    def _opening(self) -> str:
+        fit = self.result
+        return (
+            f"fit of {fit.name} (now {fit.before:,}) · {plural(len(fit.probes), 'short run')} · limit: {fit.room.limit}"
+        )
+
+    def _sections(self) -> tuple[Section, ...]:
+        fit = self.result
+        rows = [_probe_cells(probe, self._limit) for probe in fit.probes]
+        lines = [*fit.notes]
+        if fit.line is not None:
+            lines.insert(
+                0, f"Peak = {size(fit.line.m0_bytes)} + {size(fit.line.m1_bytes)} per sample, through the short runs."
+            )
+        if self.cures:
+            each = "; ".join(settings_words(cure) for cure in self.cures)
+            lines.append(f"To keep {fit.name}={fit.before:,}, try: {each}.")
+        columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
+        return (Section("Runs", columns, tuple(map(Row, rows)), tuple(lines), lead=True),)
+
+    def _figures(self) -> Mapping[str, object]:
+        return {"schema": 1, "kind": "fit", "headline": self.headline, "fit": asdict(self.result), "cures": self.cures}
+
+
+def _probe_cells(probe: Probe, limit: float) -> tuple[str, ...]:
+    speed = or_dash(probe.samples_per_s, lambda value: f"{value:,.0f}")
+    share = or_dash(probe.peak_bytes, lambda count: percent(count / limit))
+    outcome = "fits" if probe.fits else plain(probe.failure)
+    return settings_words(probe.settings), or_dash(probe.peak_bytes, size), share, speed, outcome
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Cured(View):
+    """A cure at the present size: whether it fits, and its price against the largest size that fits without it."""
+
+    fit: Fit
+    proof: Proof
+    compared: Compared | None
+
+    @property
+    def headline(self) -> Headline:
+        """Whether it fits, then the price as the comparison says it."""
+        probe, words = self.proof.probe, settings_words(self.proof.settings)
+        kept = "" if self.fit.name in self.proof.settings else f" with {self.fit.name}={self.fit.before:,}"
+        if not probe.fits:
+            return Headline("cure", f"{words}{kept} does not fit.", plain(probe.failure), "bad")
+        peak = f": peak {size(probe.peak_bytes)}" if probe.peak_bytes else ""
+        price = self.compared.headline if self.compared is not None else None
+        beside = "" if price is None else f"Its price, at {self.fit.name}={self.fit.best}: {price.sentence}"
+        return Headline("cure", f"{words}{kept} fits{peak}.", beside, "good")
+
+    def _opening(self) -> str:
+        return f"cure for memory: {settings_words(self.proof.settings)}"
+
+    def _picture(self) -> Markup:
+        return self.compared._picture() if self.compared is not None else Markup()
+
+    def _sections(self) -> tuple[Section, ...]:
+        fit = self.fit
+        limit = fit.allowed_bytes + fit.free_fraction * fit.room.free_bytes
+        dead = (f"{fit.name}={fit.before:,}, as written", "–", "–", "–", "out of memory")
+        ran = [p for p in fit.probes if p.size == fit.best][-1:]
+        rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(self.proof.probe, limit)]
+        columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
+        first = Section("Does it fit?", columns, tuple(map(Row, rows)), lead=True)
+        return (first, *(self.compared._sections() if self.compared is not None else ()))
+
+    def _figures(self) -> Mapping[str, object]:
+        compared: Any = self.compared._figures() if self.compared is not None else None
+        return {
+            "schema": 1,
+            "kind": "cure",
+            "headline": self.headline,
+            "settings": dict(self.proof.settings),
+            "fits": self.proof.probe.fits,
+            "peak_bytes": self.proof.probe.peak_bytes,
+            "comparison": compared,
+        }
