@@ -90,7 +90,7 @@ def fit(
     with Stoppable(prober.stop, HINT, show=show) as progress:
         prober.tell = tell or progress.tell
         prober.within(lambda: results.append(fitting.fit(prober, name, least_free=least_free, loader_size=_size(cell))))
-        fitted = Fitted(results[0], tuple(fitting.cures(cell, name, results[0].before, results[0].best)))
+        fitted = Fitted(results[0])
         progress.put(fitted)
     return fitted
 

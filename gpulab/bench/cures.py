@@ -13,17 +13,19 @@ from gpulab.bench.output import MainThread, interruptible
 from gpulab.errors import GpulabError
 from gpulab.formatting import settings_words
 from gpulab.knobs.variables import Plain
-from gpulab.memory.survey import free_tracebacks, notebook
+from gpulab.memory.survey import free_results, free_tracebacks, notebook
 from gpulab.tuning.code import Code
-from gpulab.tuning.fit import cures
+from gpulab.tuning.fit import candidates
 from gpulab.tuning.schedule import Arm, Progress
+from gpulab.user_code import CELL_WITHOUT_IPYTHON, global_names
 from gpulab.views.memory import Fitted
 from gpulab.views.progress import words
 from gpulab.views.view import View
 from gpulab.views.widgets import Choice, Output, in_notebook
 
 OFFER = (
-    "Each click first lets go of the dead cell's traceback. The same in words: %gpulab fit batch_size, %gpulab memory"
+    "A click first lets go of the dead cell's traceback and unfinished results. "
+    "The same in words: %gpulab fit batch_size, %gpulab memory"
 )
 
 
@@ -42,7 +44,10 @@ class Cures:
         fitted, actions = self._fitted, list[tuple[str, Callable[[], View]]]()
         if fitted is None:
             actions.append((f"Find the {NAME} that fits", self._fit))
-        settings = cures(self._code, NAME, 0, None) if fitted is None else fitted.cures
+        if fitted is None:
+            settings = candidates(self._code, NAME, 0, None)
+        else:
+            settings = [dict(cure.settings) for cure in fitted.result.cures]
         actions += [(f"Try {settings_words(Arm(cure).texts)}", partial(self._prove, cure)) for cure in settings]
         actions.append(("Who holds memory?", lambda: memory(free=("traceback",))))
         choices: list[Choice] = [
@@ -51,7 +56,7 @@ class Cures:
         offer_until_the_next_cell(choices, OFFER, self._buttons)
 
     def _do(self, action: Callable[[], View]) -> None:
-        free_tracebacks(notebook()[0])
+        let_go(self._code)
         try:
             with interruptible():
                 self._result.show(action().bundle())
@@ -72,6 +77,13 @@ class Cures:
         self._result.write(f"gpulab: {words(progress)}")
 
 
+def let_go(code: Code) -> None:
+    """Let go of what only the dead cell holds: its traceback, and its results with their graphs."""
+    free_tracebacks(notebook()[0])
+    names = global_names(compile(code.tree, CELL_WITHOUT_IPYTHON, "exec"))
+    free_results(code.namespace, names.binds - names.reads - names.calls_read)
+
+
 def offer_cures() -> None:
     """Show the buttons for the cell profiled last. Nothing in a terminal."""
     if in_notebook():
@@ -80,6 +92,7 @@ def offer_cures() -> None:
 
 def fit_last(options: argparse.Namespace) -> None:
     """Do `%gpulab fit NAME`. Raises UsageError, and exceptions of the cell."""
+    let_go(code_of(None))
     fitted = fit(name=options.name or NAME, least_free=options.free)
     if in_notebook():
         Cures(code_of(None), fitted).offer()

@@ -69,6 +69,7 @@ class MemoryReader:
 
     def __init__(self, note: Callable[[int], object], steps: Callable[[], int]) -> None:
         self.passes, self.next = 0, FIRST
+        self._updates = 0  # before any backward pass
         self.awaits_update, self.awaits_batch = True, False
         self.cost_ns = 0
         self._note, self._steps = note, steps
@@ -97,6 +98,12 @@ class MemoryReader:
 
     def update(self) -> None:
         """An optimizer's step begins while `awaits_update`."""
+        if not self.passes:  # gradients without `backward`, as with `torch.func`
+            self._updates += 1
+            self.awaits_update = self._updates < FIRST
+            if not self.awaits_update:
+                self._take("update")
+            return
         self.awaits_update = False
         if not self._snapshots and self.passes < FIRST:
             self._hooks.begin()

@@ -118,8 +118,9 @@ def other_roots() -> list[Root]:
     here = threading.get_ident()
     for number, frame in sys._current_frames().items():
         if number != here:
-            things = [gc.get_referents(each) for each in _stack(frame) if is_users_file(each.f_code.co_filename)]
-            roots.append(Root(f"thread {names.get(number, number)}", things))
+            frames = [each for each in _stack(frame) if is_users_file(each.f_code.co_filename)]
+            thread = f"thread {names.get(number, number)}"
+            roots += [Root(f"{thread}{label}", value) for each in frames for label, value in _frame(each)]
     return roots
 
 
@@ -415,7 +416,7 @@ def _function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _frame(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The variables of a call that has ended. Reading them makes a copy, which must not keep them alive."""
+    """The variables of a call. Reading them makes a copy, which must not keep them alive."""
     code = frame.f_code
     if not code.co_flags & CO_OPTIMIZED:
         return  # its variables are those of a module or of the notebook

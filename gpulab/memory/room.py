@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,7 @@ def _host_room() -> Room | None:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     used = status_bytes("VmSize")
     if soft != resource.RLIM_INFINITY and used is not None:
-        rooms.append(Room(max(0, soft - used), soft, "RLIMIT_AS"))
+        rooms.append(Room(max(0, soft - used + _malloc_free_bytes()), soft, "RLIMIT_AS"))
     free, group = free_host_bytes(), memory_limit_bytes()
     if free is not None:
         import psutil
@@ -47,6 +48,35 @@ def _host_room() -> Room | None:
             Room(free, group if limited and group else machine.total, "control group" if limited else "machine")
         )
     return min(rooms, key=lambda room: room.free_bytes, default=None)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """The result of glibc's `mallinfo2`; `fordblks` is free memory that malloc keeps for later."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def _malloc_free_bytes() -> int:
+    """Address space that the C library has and does not use; 0 if it cannot say."""
+    with suppress(OSError, AttributeError):
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2.restype = _Mallinfo2
+        return int(mallinfo2().fordblks)
+    return 0
 
 
 def status_bytes(field: str) -> int | None:

@@ -146,6 +146,9 @@ def _saved_by(node: Any) -> Iterator[Any]:
     if variable is not None:
         yield variable
         yield from _gradient(variable)
+    for value in list(getattr(node, "__dict__", {}).values()):  # attributes of a custom function's `ctx`
+        if is_tensor_type(type(value)):
+            yield value
     for name in _saved_names(type(node)):  # type: ignore[arg-type]
         with suppress(Exception):  # freed by the backward pass
             value = getattr(node, name)

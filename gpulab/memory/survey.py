@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import traceback
@@ -20,7 +21,7 @@ from gpulab.memory.owners import (
     notebook_roots,
     other_roots,
 )
-from gpulab.memory.storages import Key, Live, live, torch_module
+from gpulab.memory.storages import Key, Live, is_tensor_type, live, torch_module
 from gpulab.memory_record import Holding, Survey
 
 SMALL = 0.01  # ours: below this share of all memory no further place is searched
@@ -113,6 +114,14 @@ def free_tracebacks(shell: Any) -> None:
             setattr(handler, name, None)
 
 
+def free_results(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Delete those of the names that are results with autograd's graph, such as `loss`, which the cell makes anew."""
+    for name in names:
+        value = namespace.get(name)
+        if is_tensor_type(type(value)) and getattr(value, "grad_fn", None) is not None:
+            del namespace[name]
+
+
 def clear_frames(error: BaseException | None) -> None:
     """Clear the variables of all calls in the tracebacks of an exception, its causes and its contexts."""
     chain, done = [error], set[int]()
@@ -144,8 +153,10 @@ def free_outputs(shell: Any, namespace: dict[str, Any]) -> None:
 
 
 def empty_caches() -> None:
-    """Collect garbage, and give cached memory of GPUs back."""
+    """Collect garbage, and give memory back that the C library and torch's GPU allocator keep for later."""
     gc.collect()
+    with suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
     torch = torch_module()
     if torch is not None and torch.cuda.is_initialized():
         with suppress(RuntimeError):  # a GPU with a persistent error frees nothing

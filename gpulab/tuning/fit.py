@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.capture import threads
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
-from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.variables import Plain
 from gpulab.memory.failure import memory_error
 from gpulab.memory.room import Peak, room_of, status_bytes
@@ -39,8 +39,15 @@ FURTHER = Size(warmup=1, steps=4)  # of a run that proves
 NOISE_FRACTION = 0.01  # ours: of a peak from run to run
 NOISE_BYTES = 4 << 20  # ours: what allocators keep more or less
 Z_975 = 1.96
-ATTEMPTS = 4  # runs of the predicted size and of smaller ones
-SPREAD = (4, 2)  # of the present size: the two cheap runs
+ROOMY = 0.8  # ours: of a size that fits, which leaves room for one more copy of the gradients
+HEADROOM_BYTES = 64 << 20  # ours: below RLIMIT_AS a thread that cannot start may hang
+ATTEMPTS = 5  # runs of the predicted size and of corrected ones
+CLOSE, RESOLUTION = 0.97, 0.03  # ours: of what is allowed; a larger size would gain less than this
+FIRST_PART = 16  # of the present size, which may be far too large
+FAR = 6  # times: a smaller size than this part of the largest is left out of the line
+HALF, ENOUGH = 0.6, 0.4  # of the room: what the larger of the two cheap runs is meant to need, and needs at least
+MOST_CHEAP = 8
+LEAST_GROWTH_BYTES = 3 * NOISE_BYTES
 
 
 class Probe(Struct, frozen=True):
@@ -91,6 +98,13 @@ def line_through(peaks: Mapping[int, int]) -> MemoryLine:
     return MemoryLine(m0, m1, tuple(sorted(peaks)), sd)
 
 
+class Cure(Struct, frozen=True):
+    """Settings with which the present size is predicted to fit. `peak_bytes`: the predicted peak, `largest`: a size."""
+
+    settings: Mapping[str, Plain]
+    peak_bytes: float
+
+
 class Fit(Struct, frozen=True):
     """The search for the largest size. `proven`: the largest that ran within the room; None if none did.
 
@@ -107,6 +121,8 @@ class Fit(Struct, frozen=True):
     predicted: tuple[int, int, int] | None  # with the ends of its interval
     proven: int | None
     notes: tuple[str, ...] = ()
+    cheap: tuple[int, ...] = ()  # the sizes of the cheap runs
+    cures: tuple[Cure, ...] = ()  # that are predicted to make the present size fit
 
     @property
     def best(self) -> int | None:
@@ -124,7 +140,7 @@ class Prober:
     """Short runs of a cell from the same start, on one device. Use as a context: at the end the state is restored."""
 
     def __init__(self, code: Code, tell: Listener = lambda progress: None, device: str = "auto") -> None:
-        self._code, self.tell = code, tell
+        self.code, self.tell = code, tell
         self.device = detect_device(device)
         self.gpu = (self.device.index or 0) if self.device.kind == "cuda" else None
         self._stopper = Stopper()
@@ -143,7 +159,7 @@ class Prober:
     def within(self, work: Callable[[], None]) -> None:
         """Do `work`, which probes; afterwards the user's state is restored. Raises the error of the user's code."""
         with threads.measuring(), on_interrupt(self.stop) as interrupt:
-            self._start = Start(self._code)
+            self._start = Start(self.code)
             try:
                 work()
             finally:
@@ -154,7 +170,7 @@ class Prober:
 
     def resolved(self, settings: Mapping[str, Plain]) -> ResolvedArm:
         """The settings in this cell. Raises UsageError if one cannot be set."""
-        arm = resolve(Arm(settings), self._code, observation_of(self._code) or Objects(self._code, None))
+        arm = resolve(Arm(settings), self.code, observation_of(self.code) or Objects(self.code, None))
         if arm.refusal:
             raise UsageError(f"{arm.refusal}.")
         return arm
@@ -183,7 +199,7 @@ class Prober:
         self._start.restore()
         empty_caches()
         peak = Peak(self.gpu)
-        result = run_block(Execution(self._code, arm), steps, self._stopper, on_gpu=self.gpu is not None)
+        result = run_block(Execution(self.code, arm), steps, self._stopper, on_gpu=self.gpu is not None)
         reached = peak.bytes
         if isinstance(result, Block):
             took_s = result.time_ns / 1e9
@@ -202,7 +218,7 @@ class Prober:
         """A run that also observes what the code uses, without a trace."""
         self._start.restore()
         requested = Settings(steps=STEPS.total, trace=False, live=False, save=False, knobs=Arm(settings).texts)
-        return run_full(Execution(self._code, self.resolved(settings)), requested, self._stopper, None, quiet=True)
+        return run_full(Execution(self.code, self.resolved(settings)), requested, self._stopper, None, quiet=True)
 
 
 def size_setting(prober: Prober, name: str, loader_size: int | None) -> tuple[Setting, int]:
@@ -226,43 +242,75 @@ def fit(
     """
     _, before = size_setting(prober, name, loader_size)
     room = prober.room()
-    free = max(least_free, KILLING_FREE) if room.limit in KILLING else least_free
+    reserve = KILLING_FREE if room.limit in KILLING else HEADROOM_BYTES / max(1, room.free_bytes)
+    free = min(1.0, max(least_free, 0.0 if room.limit == "GPU" else reserve))
     allowed = prober.used_bytes + (1 - free) * room.free_bytes
-    peaks: dict[int, int] = {}
-    size = before
-    for divisor in SPREAD:
-        size = max(1, before // divisor)
-        while not prober.halted and size not in peaks:
-            probe = prober.run({name: size}, size)
-            if probe.fits and probe.peak_bytes is not None:
-                peaks[size] = probe.peak_bytes
-            if probe.fits or size == 1:
-                break
-            size //= 2
+    peaks = _cheap_runs(prober, name, before, allowed)
     notes = []
     if free > least_free:
-        notes.append(
-            f"{free:.0%} of the free memory are left, because at this limit ({room.limit}) the kernel kills the process"
-        )
+        why = "below it the kernel kills the process" if room.limit in KILLING else "for threads and libraries"
+        notes.append(f"{free:.0%} of the free memory stay free ({why}).")
     line = line_through(peaks) if len(peaks) > 1 else None
     predicted = line.largest(allowed) if line is not None else None
-    proven = _prove(prober, name, predicted, allowed, peaks) if predicted is not None and prove else None
-    return Fit(name, before, room, allowed, free, tuple(prober.probes), line, predicted, proven, tuple(notes))
+    proven = _prove(prober, name, predicted[0], allowed, peaks) if predicted is not None and prove else None
+    runs = tuple(prober.probes)
+    found = Fit(name, before, room, allowed, free, runs, line, predicted, proven, tuple(notes), tuple(peaks))
+    return replace(found, cures=cures(prober, name, found))
 
 
-def _prove(
-    prober: Prober, name: str, predicted: tuple[int, int, int], allowed: float, peaks: Mapping[int, int]
-) -> int | None:
-    """Run the predicted size, and smaller ones as long as none fits; returns the largest that did."""
-    size, low, _ = predicted
-    for attempt in range(ATTEMPTS):
-        if size < 1 or prober.halted:
+def _cheap_runs(prober: Prober, name: str, before: int, allowed: float) -> dict[int, int]:
+    """Peaks in bytes at two sizes that surely fit, the larger of which takes up a good part of what is allowed."""
+    peaks: dict[int, int] = {}
+    size, used = max(1, before // FIRST_PART), prober.used_bytes
+    while not prober.halted and len(prober.probes) < MOST_CHEAP and size not in peaks:
+        probe = prober.run({name: size}, size)
+        if probe.peak_bytes is None:
+            break
+        if not probe.fits:
+            peaks, size = {}, max(1, size // 4)
+            continue
+        peaks[size] = probe.peak_bytes
+        grown, room = probe.peak_bytes - used, allowed - used
+        last = {one: peaks[one] for one in sorted(peaks)[-2:]}
+        line = line_through(last) if len(last) > 1 else None
+        steep = line is not None and max(last.values()) - min(last.values()) >= LEAST_GROWTH_BYTES
+        if steep and grown >= ENOUGH * room:
+            break
+        goal = line.largest(used + HALF * room) if line is not None and steep else None
+        # without a slope only the order of magnitude is known, and part of what has grown does not grow with the size
+        size = goal[0] if goal is not None else max(3 * size, int(HALF * room / max(1, grown) * size))
+    far = max(peaks, default=0) // FAR
+    return {one: peak for one, peak in peaks.items() if one >= far}
+
+
+def _prove(prober: Prober, name: str, first: int, allowed: float, peaks: Mapping[int, int]) -> int | None:
+    """Run the predicted size and correct it by its own peak; returns the largest size that ran within the room.
+
+    Each run is one more point, and the next size comes from the line through the two points nearest to what is allowed.
+    """
+    points, fits, fails = dict(peaks), [size for size, peak in peaks.items() if peak <= allowed], math.inf
+    size = first
+    for _ in range(ATTEMPTS):
+        if size < 1 or size in points or prober.halted:
             break
         probe = prober.run({name: size}, size, FURTHER)
-        if probe.fits and (probe.peak_bytes is None or probe.peak_bytes <= allowed * (1 + NOISE_FRACTION)):
-            return size
-        size = min(size - 1, low if not attempt else int(size * 0.9))
-    return max((size for size, peak in peaks.items() if peak <= allowed), default=None)
+        if probe.fits and probe.peak_bytes is not None:
+            points[size] = probe.peak_bytes
+        if probe.fits and (probe.peak_bytes or 0) <= allowed:
+            fits.append(size)
+            if (probe.peak_bytes or 0) >= CLOSE * allowed:
+                break
+        else:
+            fails = min(fails, size)
+        nearest = sorted(points, key=lambda one: abs(points[one] - allowed))[:2]
+        largest = line_through({one: points[one] for one in nearest}).largest(allowed) if len(nearest) > 1 else None
+        best = max(fits, default=0)
+        size = largest[0] if largest is not None else (best + size) // 2
+        if not best < size < fails:
+            size = int((best + fails) / 2) if fails < math.inf else 2 * best
+        if fails - best <= RESOLUTION * best:
+            break
+    return max(fits, default=None)
 
 
 # -- cures -------------------------------------------------------------------------------------------------------------
@@ -276,19 +324,40 @@ class Proof(Struct, frozen=True):
     room: Room
 
 
-def cures(code: Code, name: str, before: int, fits: int | None) -> list[dict[str, Plain]]:
-    """The settings that may make the present size fit, those that leave the training unchanged first.
+def candidates(code: Code, name: str, before: int, fits: int | None) -> list[dict[str, Plain]]:
+    """Settings that may make the present size fit, those that leave the training unchanged first.
 
-    `fits`: a size that fits. Accumulation keeps the effective batch: it needs a size that divides the present one.
+    `fits`: a size that fits, None if unknown. Accumulation keeps the effective batch: the size must be divisible.
     """
-    candidates: list[dict[str, Plain]] = [{"checkpointing": True}]
-    parts = next((k for k in (2, 4, 8, 16) if fits and before % k == 0 and before // k <= fits), None)
+    settings: list[dict[str, Plain]] = [{"checkpointing": True}]
+    parts = next((k for k in (2, 4, 8, 16, 32) if fits and before % k == 0 and before // k <= ROOMY * fits), None)
     if parts is not None:
-        candidates.append({name: before // parts, "accumulate": parts})
-    candidates.append({"amp": "bf16"})
+        settings.append({name: before // parts, "accumulate": parts})
+    settings.append({"amp": "bf16"})
     objects = observation_of(code) or Objects(code, None)
-    candidates = [s for s in candidates if s.keys() <= KNOBS.keys() | {name}]
-    return [settings for settings in candidates if not resolve(Arm(settings), code, objects).refusal]
+    return [one for one in settings if not resolve(Arm(one), code, objects).refusal]
+
+
+def cures(prober: Prober, name: str, found: Fit) -> tuple[Cure, ...]:
+    """The settings with which the present size is predicted to fit, from two cheap runs of each.
+
+    Call it within `Prober.within`. Empty if the present size fits as it is.
+    """
+    line, sizes = found.line, sorted(found.cheap)
+    if line is None or len(sizes) < 2 or line.at(found.before) <= found.allowed_bytes:
+        return ()
+    result = []
+    for settings in candidates(prober.code, name, found.before, found.best):
+        if prober.halted:
+            break
+        if name in settings:  # accumulation: the line of the sizes holds, with one more copy of the gradients
+            result.append(Cure(settings, line.at(float(str(settings[name])))))
+            continue
+        peaks = {size: prober.run({**settings, name: size}, None).peak_bytes or 0 for size in sizes}
+        if prober.probes[-1].fits and all(peaks.values()):
+            peak = line_through(peaks).at(found.before)
+            result += [Cure(settings, peak)] if peak <= found.allowed_bytes else []
+    return tuple(result)
 
 
 def prove_cure(prober: Prober, settings: Mapping[str, Plain]) -> Proof:

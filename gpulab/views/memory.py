@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import percent, plural, settings_words, size
 from gpulab.memory_record import Holding, Room, Survey
+from gpulab.tuning.schedule import Arm
 from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.report.memory_sections import title_of
 from gpulab.views.view import View
@@ -129,10 +130,9 @@ def _root(owner: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fitted(View):
-    """The largest size that fits. `cures`: settings that may make the present size fit, to be proven."""
+    """The largest size that fits, and the cures that are predicted to make the present size fit."""
 
     result: Fit
-    cures: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def headline(self) -> Headline:
@@ -172,21 +172,21 @@ class Fitted(View):
             lines.insert(
                 0, f"Peak = {size(fit.line.m0_bytes)} + {size(fit.line.m1_bytes)} per sample, through the short runs."
             )
-        if self.cures:
-            each = "; ".join(settings_words(cure) for cure in self.cures)
-            lines.append(f"To keep {fit.name}={fit.before:,}, try: {each}.")
+        for cure in fit.cures:
+            words = settings_words(Arm(cure.settings).texts)
+            lines.append(f"To keep {fit.name}={fit.before:,}: {words}, predicted peak {size(cure.peak_bytes)}.")
         columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
         return (Section("Runs", columns, tuple(map(Row, rows)), tuple(lines), lead=True),)
 
     def _figures(self) -> Mapping[str, object]:
-        return {"schema": 1, "kind": "fit", "headline": self.headline, "fit": asdict(self.result), "cures": self.cures}
+        return {"schema": 1, "kind": "fit", "headline": self.headline, "fit": asdict(self.result)}
 
 
 def _probe_cells(probe: Probe, limit: float) -> tuple[str, ...]:
     speed = or_dash(probe.samples_per_s, lambda value: f"{value:,.0f}")
     share = or_dash(probe.peak_bytes, lambda count: percent(count / limit))
     outcome = "fits" if probe.fits else plain(probe.failure)
-    return settings_words(probe.settings), or_dash(probe.peak_bytes, size), share, speed, outcome
+    return settings_words(Arm(probe.settings).texts), or_dash(probe.peak_bytes, size), share, speed, outcome
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -200,7 +200,7 @@ class Cured(View):
     @property
     def headline(self) -> Headline:
         """Whether it fits, then the price as the comparison says it."""
-        probe, words = self.proof.probe, settings_words(self.proof.settings)
+        probe, words = self.proof.probe, settings_words(Arm(self.proof.settings).texts)
         kept = "" if self.fit.name in self.proof.settings else f" with {self.fit.name}={self.fit.before:,}"
         if not probe.fits:
             return Headline("cure", f"{words}{kept} does not fit.", plain(probe.failure), "bad")
@@ -210,7 +210,7 @@ class Cured(View):
         return Headline("cure", f"{words}{kept} fits{peak}.", beside, "good")
 
     def _opening(self) -> str:
-        return f"cure for memory: {settings_words(self.proof.settings)}"
+        return f"cure for memory: {settings_words(Arm(self.proof.settings).texts)}"
 
     def _picture(self) -> Markup:
         return self.compared._picture() if self.compared is not None else Markup()
