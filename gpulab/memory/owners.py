@@ -186,32 +186,32 @@ class Walk:
     def _reach(self, thing: Any, parent: int, label: str, queue: deque[int]) -> None:
         if type(thing) in _ATOMS or id(thing) in self._barriers:
             return
-        known = self._index.get(id(thing))
-        if known is not None:
-            self._also.setdefault(known, []).append(parent)
+        index = self._index.get(id(thing))
+        if index is not None:
+            self._also.setdefault(index, []).append(parent)
             return
         number = self._index[id(thing)] = len(self._nodes)
         self._nodes.append(_Node(thing, parent, label))
         queue.append(number)
 
     def _tensor(self, tensor: Any, number: int) -> None:
-        found = [(storage.key, False) for storage in storages_of(tensor)]
+        reached = [(storage.key, False) for storage in storages_of(tensor)]
         with suppress(Exception):
             base = tensor._base
-            found += [(s.key, False) for s in storages_of(base)] if base is not None else []
+            reached += [(s.key, False) for s in storages_of(base)] if base is not None else []
         for hidden in saved(tensor, self._graph):
-            found += [(storage.key, True) for storage in storages_of(hidden)]
-        found = [entry for entry in found if entry[0] in self._keys]
-        if found:
-            self._leaves[number] = found
-            self.missing.difference_update(key for key, _ in found)
+            reached += [(storage.key, True) for storage in storages_of(hidden)]
+        reached = [entry for entry in reached if entry[0] in self._keys]
+        if reached:
+            self._leaves[number] = reached
+            self.missing.difference_update(key for key, _ in reached)
 
     def owners(self, sizes: Mapping[Key, int]) -> list[Owner]:
         """The owners of the storages that were reached, the largest first. `sizes` has all keys of the walk."""
         masks, nearest = self._masks(), self._nearest()
         holders: dict[Key, int] = {}
-        for number, found in self._leaves.items():
-            for key, _ in found:
+        for number, reached in self._leaves.items():
+            for key, _ in reached:
                 holders[key] = holders.get(key, 0) | masks.get(number, 0)
         result = []
         for number, keys in self._by_root(nearest).items():
@@ -245,8 +245,8 @@ class Walk:
     def _nearest(self) -> dict[Key, tuple[int, bool]]:
         """The nearest node of each storage, and whether only autograd's graph leads to it."""
         nearest: dict[Key, tuple[int, bool]] = {}
-        for number, found in self._leaves.items():
-            for key, graph in found:
+        for number, reached in self._leaves.items():
+            for key, graph in reached:
                 if key not in nearest or (nearest[key][1] and not graph):
                     nearest[key] = number, graph
         return nearest
@@ -357,8 +357,8 @@ def _children(thing: Any, kind: type) -> Iterator[tuple[str, Any]]:
         named = list(_attributes(thing, kind))
         yield from named
         if not is_tensor_type(kind):
-            known = {id(child) for _, child in named}
-            yield from (("", c) for c in gc.get_referents(thing) if id(c) not in known and not isinstance(c, type))
+            ids = {id(child) for _, child in named}
+            yield from (("", c) for c in gc.get_referents(thing) if id(c) not in ids and not isinstance(c, type))
 
 
 def _dead_frames(trace: TracebackType | None) -> Iterator[FrameType]:

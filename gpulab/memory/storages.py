@@ -77,14 +77,14 @@ def _optimizer(torch: Any) -> type:
 
 
 def _subclasses(kind: type) -> set[type]:
-    found, waiting = {kind}, [kind]
+    subclasses, waiting = {kind}, [kind]
     while waiting:
-        subclasses: list[type] = type.__subclasses__(waiting.pop())
-        for sub in subclasses:
-            if sub not in found:
-                found.add(sub)
+        direct: list[type] = type.__subclasses__(waiting.pop())
+        for sub in direct:
+            if sub not in subclasses:
+                subclasses.add(sub)
                 waiting.append(sub)
-    return found
+    return subclasses
 
 
 def is_tensor_type(kind: type) -> bool:

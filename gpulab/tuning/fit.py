@@ -254,8 +254,8 @@ def fit(
     predicted = line.largest(allowed) if line is not None else None
     proven = _prove(prober, name, predicted[0], allowed, peaks) if predicted is not None and prove else None
     runs = tuple(prober.probes)
-    found = Fit(name, before, room, allowed, free, runs, line, predicted, proven, tuple(notes), tuple(peaks))
-    return replace(found, cures=cures(prober, name, found))
+    answer = Fit(name, before, room, allowed, free, runs, line, predicted, proven, tuple(notes), tuple(peaks))
+    return replace(answer, cures=cures(prober, name, answer))
 
 
 def _cheap_runs(prober: Prober, name: str, before: int, allowed: float) -> dict[int, int]:
@@ -338,16 +338,16 @@ def candidates(code: Code, name: str, before: int, fits: int | None) -> list[dic
     return [one for one in settings if not resolve(Arm(one), code, objects).refusal]
 
 
-def cures(prober: Prober, name: str, found: Fit) -> tuple[Cure, ...]:
+def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
     """The settings with which the present size is predicted to fit, from two cheap runs of each.
 
     Call it within `Prober.within`. Empty if the present size fits as it is.
     """
-    line, sizes = found.line, sorted(found.cheap)
-    if line is None or len(sizes) < 2 or line.at(found.before) <= found.allowed_bytes:
+    line, sizes = answer.line, sorted(answer.cheap)
+    if line is None or len(sizes) < 2 or line.at(answer.before) <= answer.allowed_bytes:
         return ()
     result = []
-    for settings in candidates(prober.code, name, found.before, found.best):
+    for settings in candidates(prober.code, name, answer.before, answer.best):
         if prober.halted:
             break
         if name in settings:  # accumulation: the line of the sizes holds, with one more copy of the gradients
@@ -355,8 +355,8 @@ def cures(prober: Prober, name: str, found: Fit) -> tuple[Cure, ...]:
             continue
         peaks = {size: prober.run({**settings, name: size}, None).peak_bytes or 0 for size in sizes}
         if prober.probes[-1].fits and all(peaks.values()):
-            peak = line_through(peaks).at(found.before)
-            result += [Cure(settings, peak)] if peak <= found.allowed_bytes else []
+            peak = line_through(peaks).at(answer.before)
+            result += [Cure(settings, peak)] if peak <= answer.allowed_bytes else []
     return tuple(result)
 
 

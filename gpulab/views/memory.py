@@ -210,7 +210,7 @@ class Cured(View):
         return Headline("cure", f"{words}{kept} fits{peak}.", beside, "good")
 
     def _opening(self) -> str:
-        return f"cure for memory: {settings_words(Arm(self.proof.settings).texts)}"
+        return f"what makes it fit: {settings_words(Arm(self.proof.settings).texts)}"
 
     def _picture(self) -> Markup:
         return self.compared._picture() if self.compared is not None else Markup()
@@ -218,7 +218,7 @@ class Cured(View):
     def _sections(self) -> tuple[Section, ...]:
         fit = self.fit
         limit = fit.allowed_bytes + fit.free_fraction * fit.room.free_bytes
-        dead = (f"{fit.name}={fit.before:,}, as written", "–", "–", "–", "out of memory")
+        dead = (f"{fit.name}={fit.before:,}: baseline", "–", "–", "–", "out of memory")
         ran = [p for p in fit.probes if p.size == fit.best][-1:]
         rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(self.proof.probe, limit)]
         columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))

@@ -146,7 +146,7 @@ def failure_section(failure: OutOfMemory) -> Section:
     if pool is not None:
         lines.append(
             f"Allocator: {size(pool.allocated_bytes)} in use, {size(pool.reserved_bytes)} taken from the driver, "
-            f"largest free block {size(pool.largest_free_bytes)}, cache given back {plural(pool.retries, 'time')}."
+            f"largest free block {size(pool.largest_free_bytes)}, cache emptied {plural(pool.retries, 'time')}."
         )
     columns = (Column("owner"), *numbers("size", "share"), Column("", "wrap"))
     return Section("Who held the memory", columns, rows, tuple(lines), lead=True, result=f"{size(total)} in tensors")
