@@ -18,6 +18,8 @@ _WORDS = re.compile(
     r"|CUBLAS_STATUS_ALLOC_FAILED|killed by signal: Killed",
     re.I,
 )
+_MAYBE = re.compile(r"could not (?:create|execute) a (?:primitive|memory)", re.I)  # oneDNN
+SHORT_BYTES = 64 << 20  # ours
 _REQUEST = re.compile(r"(?:tried to allocate|Unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B|B)\b", re.I)
 _UNITS = {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _GPU = re.compile(r"CUDA|GPU (\d+)|CUBLAS")
@@ -30,7 +32,15 @@ def out_of_memory(error: BaseException | None) -> bool:
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError | OSError) and _WORDS.search(str(error)) is not None
+    if not isinstance(error, RuntimeError | OSError):
+        return False
+    return _WORDS.search(str(error)) is not None or (_MAYBE.search(str(error)) is not None and _is_short())
+
+
+def _is_short() -> bool:
+    """Whether the host has hardly any memory left, so that an unclear error of a library means just that."""
+    room = room_of(None)
+    return room is not None and room.free_bytes < SHORT_BYTES
 
 
 def memory_error(error: BaseException | None) -> BaseException | None:

@@ -13,7 +13,7 @@ from gpulab.formatting import NOT_MEASURABLE, gib, percent, plural, size
 from gpulab.memory_record import Holding, HoldingKind, Ledger, OutOfMemory
 from gpulab.run import Run
 from gpulab.views.bars import Segment
-from gpulab.views.layout import Column, Row, Section, numbers
+from gpulab.views.layout import PAIRS, Column, Row, Section, numbers
 from gpulab.views.page import macros
 from gpulab.views.run_figure import Chart, Line
 from gpulab.views.wording import plain
@@ -56,7 +56,7 @@ def memory_section(run: Run) -> Section:
     columns = (Column(""), *numbers("size", "share"), Column("where", "wrap"))
     rows = [Row((name, value, "", "")) for name, value in pairs]
     if peak is None:
-        return Section("Memory", columns[:2], tuple(Row(row.cells[:2]) for row in rows), result=result)
+        return Section.table("Memory", PAIRS, pairs, result=result)
     largest = ", ".join(f"{title_of(kind)} {percent(peak.share(count))}" for kind, count in peak.by_kind[:3])
     moment = "before the backward pass" if peak.ledger.moment == "backward" else "before the optimizer's step"
     what = "The allocator's peak" if peak.bytes > peak.ledger.bytes else "All live tensors"
