@@ -21,7 +21,7 @@ from gpulab.user_code import CELL_WITHOUT_IPYTHON, global_names
 from gpulab.views.memory import Fitted
 from gpulab.views.progress import words
 from gpulab.views.view import View
-from gpulab.views.widgets import Choice, Output, in_notebook
+from gpulab.views.widgets import Choice, Offer, Output, in_notebook
 
 OFFER = (
     "A click first lets go of the dead cell's traceback and unfinished results. "
@@ -35,6 +35,7 @@ class Cures:
     def __init__(self, code: Code, fitted: Fitted | None = None) -> None:
         self._code, self._fitted = code, fitted
         self._main = MainThread()
+        self._offer: Offer | None = None
         self._result, self._buttons = Output(), Output()
         for output in (self._result, self._buttons):
             output.show({"text/plain": ""})
@@ -53,7 +54,11 @@ class Cures:
         choices: list[Choice] = [
             (label, partial(self._main.call, partial(self._do, action))) for label, action in actions
         ]
-        offer_until_the_next_cell(choices, OFFER, self._buttons)
+        if self._offer is None:
+            self._offer = offer_until_the_next_cell(choices, OFFER, self._buttons)
+        else:
+            self._offer.choices = tuple(choices)
+            self._buttons.show({"text/html": self._offer.html(), "text/plain": OFFER})
 
     def _do(self, action: Callable[[], View]) -> None:
         let_go(self._code)

@@ -183,7 +183,7 @@ class Offer:
     """The buttons `choices`, each a label and the action of a click, before `text`, which says the same in words."""
 
     def __init__(self, choices: Sequence[Choice], text: str) -> None:
-        self._choices = tuple(choices)
+        self.choices = tuple(choices)
         self._text = text
         self._key = uuid.uuid4().hex
         self._widget: Any = hidden_widget("offer_buttons.js")(key=self._key)
@@ -191,12 +191,12 @@ class Offer:
 
     def html(self) -> str:
         """The output; a front end that does not run the widget shows only the text."""
-        return str(macros("running.html").offer(self._key, [label for label, _ in self._choices], self._text))
+        return str(macros("running.html").offer(self._key, [label for label, _ in self.choices], self._text))
 
     def _on_click(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
         choice = str(content.get("choice", ""))
-        if content.get("kind") == "offer" and choice.isdecimal() and int(choice) < len(self._choices):
-            self._choices[int(choice)][1]()
+        if content.get("kind") == "offer" and choice.isdecimal() and int(choice) < len(self.choices):
+            self.choices[int(choice)][1]()
 
     def close(self) -> None:
         """The buttons disappear; the text stays."""
