@@ -7,6 +7,7 @@ the accounting are the same as in every trace report; `step_us`, `data_wait_per_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,12 @@ from msgspec.structs import asdict
 
 from gpulab.analysis.breakdown import PARTS, Breakdown
 from gpulab.analysis.facts import Facts, TraceFacts
+from gpulab.analysis.memory_peak import memory_peak
 from gpulab.analysis.steps import StepChange
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import capitalized, duration, picked, plural, speedup
+from gpulab.memory_record import Holding
 from gpulab.run import Run
 from gpulab.views.layout import Section, present
 from gpulab.views.report.findings import documents, finding_sections, open_questions_section
@@ -206,6 +209,7 @@ def _of_the_run(facts: Facts) -> dict[str, object]:
         "kernel_statistics": _kernel_statistics(trace) if trace else None,
         **picked(trace, "copies", "exchanges"),
         **picked(facts, "curves"),
+        "memory_account": _memory_account(run),
         "loader": run.loader,
         "loading": facts.loading,
         **pauses_document(run),
@@ -218,6 +222,24 @@ def _of_the_run(facts: Facts) -> dict[str, object]:
         "missing": [{**picked(m, "key", "what", "reason"), "since_us": _us(m.since_ns)} for m in run.missing],
         **picked(run, "changes", "choices", "environment"),
     }
+
+
+def _memory_account(run: Run) -> dict[str, object] | None:
+    """The peak of tensor memory by kind with its largest owners, and how memory ran out; None if neither is known."""
+    peak, failure = memory_peak(run), run.memory_account and run.memory_account.failure
+    if peak is None and failure is None:
+        return None
+    return {
+        **picked(peak and peak.ledger, "device", "step", "moment"),
+        **picked(peak, "bytes", "unknown_bytes", "reserve_bytes"),
+        "by_kind": dict(peak.by_kind) if peak else None,
+        "owners": _largest(peak.ledger.holdings) if peak else None,
+        "failure": {**asdict(failure), "holdings": _largest(failure.holdings)} if failure else None,
+    }
+
+
+def _largest(holdings: Sequence[Holding]) -> list[Holding]:
+    return sorted(holdings, key=lambda holding: -holding.bytes)[:COSTLIEST]
 
 
 def _steps(breakdown: Breakdown) -> list[dict[str, object]]:
