@@ -24,15 +24,15 @@ from gpulab.memory.failure import explain, memory_error
 from gpulab.memory.growth import growing_line, growth_of_runs, steady_growth
 from gpulab.memory.ledger import Claim, claims, holdings, module_names
 from gpulab.memory.owners import Owner, Walk
-from gpulab.memory.room import room_of
+from gpulab.memory.room import pool_of, room_of
 from gpulab.memory.storages import Key, Live, live, storages_of
 from gpulab.memory.survey import all_roots, notebook
 from gpulab.memory_record import Growth, Ledger, MemoryAccount, Moment
 from gpulab.patching.attributes import replaced
 from gpulab.user_code import is_users_file
 
-FIRST = 2  # backward pass: the optimizer has its states, and the memory of the first pass is free again
-SECOND = 5  # ours: far enough from the first to show growth
+PATIENCE = 8  # backward passes without an update, after which a ledger is taken all the same
+FURTHER = 3  # passes to the second ledger, ours: far enough from the first to show growth
 SHARE = 200  # a ledger is due when so many times its cost has passed
 MOST = 40  # ledgers
 NAMING_NS = 1_000_000_000  # for the names of the rest, at the end of the run
@@ -63,13 +63,15 @@ class _Snapshot(NamedTuple):
 class MemoryReader:
     """Ledgers of one run, on the training thread.
 
-    `passes` counts backward passes; at number `next` a ledger is taken. `note` gets the cost of each in ns, and `steps`
-    returns the number of complete steps.
+    `passes` counts backward passes; at number `next` there is something to do. The first ledger comes after the first
+    update, when the optimizer has its states: at the last backward pass before the second update. `note` gets the cost
+    of each ledger in ns, and `steps` returns the number of complete steps.
     """
 
     def __init__(self, note: Callable[[int], object], steps: Callable[[], int]) -> None:
-        self.passes, self.next = 0, FIRST
-        self._updates = 0  # before any backward pass
+        self.passes, self.next = 0, PATIENCE
+        self._last_pass = PATIENCE  # with the next ledger
+        self._updates = self._began_at = 0
         self.awaits_update, self.awaits_batch = True, False
         self.cost_ns = 0
         self._note, self._steps = note, steps
@@ -90,36 +92,36 @@ class MemoryReader:
 
     def backward(self) -> None:
         """Backward pass number `next` begins."""
-        if self.next == FIRST:
+        if self.passes < self._last_pass:  # an earlier one of several passes before the update
+            self._hooks.forget()
+            self.next += 1
+            return
+        if not self._snapshots:
             self._origins = self._hooks.finish()
             self._take("backward")
         self.awaits_update, self.awaits_batch = True, False
-        self.next = self._next()
+        self.next = self._last_pass = self._next()
 
     def update(self) -> None:
         """An optimizer's step begins while `awaits_update`."""
-        if not self.passes:  # gradients without `backward`, as with `torch.func`
-            self._updates += 1
-            self.awaits_update = self._updates < FIRST
-            if not self.awaits_update:
-                self._take("update")
-            return
-        self.awaits_update = False
-        if not self._snapshots and self.passes < FIRST:
+        self._updates += 1
+        if self._updates == 1 and not self._snapshots:
             self._hooks.begin()
-            self.awaits_batch = True
-            return
-        self._take("update")
-        self._origins, self._batches = {}, set()
+            self.awaits_batch, self.awaits_update = True, not self.passes
+            self.next, self._last_pass = self.passes + 1, 2 * self.passes or PATIENCE
+        elif self._updates == 1 or self._snapshots or not self.passes:
+            self._hooks.finish()
+            self._take("update")
+            self._origins, self._batches, self.awaits_update = {}, set(), False
 
     def _next(self) -> int:
         """The backward pass with the next ledger."""
-        if self.next == FIRST:
-            self._began_ns = perf_counter_ns()
-            return SECOND
+        if self._began_ns == 0:
+            self._began_ns, self._began_at = perf_counter_ns(), self.passes
+            return self.passes + FURTHER
         if len(self._snapshots) >= MOST:
             return 1 << 62
-        each_ns = (perf_counter_ns() - self._began_ns) / max(1, self.passes - FIRST)
+        each_ns = (perf_counter_ns() - self._began_ns) / max(1, self.passes - self._began_at)
         wait_ns = SHARE * self.cost_ns / max(1, len(self._snapshots))
         return self.passes + max(self.passes, int(wait_ns / max(1.0, each_ns)))
 
@@ -150,9 +152,13 @@ class MemoryReader:
         self,
         naming: Naming,
         steps: int,
+        gpu: int | None,
         error: BaseException | None,
     ) -> MemoryAccount:
-        """What is known once the code has ended, after `steps` complete steps and with this error."""
+        """What is known once the code has ended, after `steps` complete steps and with this error.
+
+        `gpu`: the number of the run's GPU; None: its device is the CPU.
+        """
         shell, namespace = notebook()
         barriers = (shell, namespace)
         if (cause := memory_error(error)) is not None:
@@ -170,9 +176,10 @@ class MemoryReader:
         updates = [shot for shot in self._snapshots if shot.moment == "update"]
         return MemoryAccount(
             ledgers=tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, owners)),
-            growth=tuple(_growths([*updates, end], owners, naming.code)),
+            growth=tuple(_growths([*updates, end], owners, naming.code, "cpu" if gpu is None else f"cuda:{gpu}")),
             rerun=growth_of_runs(naming.code, lambda: all_roots(shell, namespace), barriers) if naming.code else None,
-            room=room_of(None),
+            pool=None if gpu is None else pool_of(gpu),
+            room=room_of(gpu),
             cost_ns=self.cost_ns,
         )
 
@@ -202,12 +209,13 @@ def _rest_keys(snapshots: Iterable[_Snapshot]) -> set[Key]:
     return keys
 
 
-def _growths(shots: list[_Snapshot], owners: list[Owner], code: str) -> Iterator[Growth]:
-    """The owners whose memory grew by about the same amount in each step, the fastest first."""
+def _growths(shots: list[_Snapshot], owners: list[Owner], code: str, device: str) -> Iterator[Growth]:
+    """The owners whose memory on the device grew by about the same amount in each step, the fastest first."""
     if len(shots) < 3:
         return
     for owner in owners:
-        held = [sum(shot.sizes[key] for key in owner.keys if _is_alive(shot.rest.get(key, ()))) for shot in shots]
+        keys = [key for key in owner.keys if key[0] == device]
+        held = [sum(shot.sizes[key] for key in keys if _is_alive(shot.rest.get(key, ()))) for shot in shots]
         points = [(shot.step, count) for shot, count in zip(shots, held, strict=True)]
         each = steady_growth(points)
         if each is not None:
@@ -271,6 +279,10 @@ class ActivationHooks:
             self._undo.enter_context(replaced(transforms, "_grad_increment_nesting", self._giving_way))
         torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
         self._pushed = True
+
+    def forget(self) -> None:
+        """Forget the origins: their activations are freed with their backward pass."""
+        self._origins.clear()
 
     def finish(self) -> dict[Key, Origin]:
         """Remove the hooks; returns the origins by storage."""

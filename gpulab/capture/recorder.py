@@ -312,7 +312,8 @@ class Capture:
         if self._pilot.memory is None or self._terminations.count:
             return None
         with suppress(Exception):
-            return self._pilot.memory.finish(naming, steps, error)
+            gpu = (self.device.index or 0) if self.device.kind == "cuda" else None
+            return self._pilot.memory.finish(naming, steps, gpu, error)
         return None
 
     def _environment(self) -> Environment:

@@ -104,7 +104,7 @@ def rerun_leak(context: RuleContext) -> Finding | None:
     return Finding(
         "rerun_leak",
         f"Each run of this cell keeps {size(growth.bytes_each)} more: {growth.owner} holds it.",
-        (Evidence(f"memory grew after each of the last {plural(growth.count, 'run')}"),),
+        (Evidence(f"memory grew with each of the last {plural(growth.count, 'run')}"),),
         None,
         "measured",
         cure=f"{free} before the next run, or create it in the cell. %gpulab memory shows all owners.",

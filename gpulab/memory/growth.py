@@ -130,4 +130,4 @@ def _grown(now: Live, walk: Walk, runs: list[_Run], names: dict[str, int]) -> Gr
         return None
     keys = walk.by_root()[root]
     fresh = [key for key in keys if all(reference() is None for reference in runs[0].tensors.get(key, ()))]
-    return Growth(walk.name_of(root, fresh or keys, now.bytes), float(grown[root]), RUNS)
+    return Growth(walk.name_of(root, fresh or keys, now.bytes), float(grown[root]), RUNS - 1)

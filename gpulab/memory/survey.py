@@ -90,7 +90,7 @@ def named(
 
 
 def _with_purpose(row: Holding, kinds: Mapping[str, int]) -> Holding:
-    """The row with its main purpose, and in `line` all of them with their share."""
+    """The row with the purpose of most of its bytes."""
     if not kinds:
         return row
     order = sorted(kinds, key=lambda kind: -kinds[kind])
