@@ -32,7 +32,8 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     """
     ends = [f for f in findings if kind_of(f.key).role == "end of the run"]
     if ends:
-        return (*ends, *(f for f in findings if kind_of(f.key).role == "context"))
+        beside = [f for f in findings if kind_of(f.key).role == "context"]
+        return (*ends, *(replace(f, recoverable_us_per_step=None, parts=()) for f in beside))
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
     beside = [f for f in findings if kind_of(f.key).role == "context"]
     ranked = _ranked(context, _without_symptoms([f for f in findings if kind_of(f.key).role == "cause"]))
