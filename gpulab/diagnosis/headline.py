@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -32,22 +32,27 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     """
     ends = [f for f in findings if kind_of(f.key).role == "end of the run"]
     if ends:
-        beside = [f for f in findings if kind_of(f.key).role == "context"]
-        return (*ends, *(replace(f, recoverable_us_per_step=None, parts=()) for f in beside))
+        return (*ends, *_without_time(f for f in findings if kind_of(f.key).role == "context"))
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
     beside = [f for f in findings if kind_of(f.key).role == "context"]
     ranked = _ranked(context, _without_symptoms([f for f in findings if kind_of(f.key).role == "cause"]))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
+    without_time = _without_time(beside)
     if not costly and beside and not any(kind_of(f.key).role == "open question" for f in verdicts[:1]):
-        return (*beside, *hints)
-    beside = [replace(f, recoverable_us_per_step=None, parts=()) for f in beside]
+        floor = context.thresholds.silence * context.step_us
+        return (*(f if f.cost_us >= floor else g for f, g in zip(beside, without_time, strict=True)), *hints)
+    beside = without_time
     if not costly:
         return (*verdicts[:1], *beside, *hints)
     leading = _leading(context, costly, verdicts[:1])
     first = [] if leading else verdicts[:1]
     ordered = [*leading, *(f for f in costly if f not in leading)]
     return (*first, *_with_sequels(context, ordered), *beside, *hints)
+
+
+def _without_time(findings: Iterable[Finding]) -> list[Finding]:
+    return [replace(f, recoverable_us_per_step=None, parts=()) for f in findings]
 
 
 def _leading(context: RuleContext, costly: Sequence[Finding], verdicts: Sequence[Finding]) -> list[Finding]:
