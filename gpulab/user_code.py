@@ -127,7 +127,7 @@ def is_users_code(code: CodeType) -> bool:
 
 def is_users_class(kind: type) -> bool:
     """Whether the user wrote this class, in the notebook or in a module."""
-    home = str(kind.__module__)
+    home = str(vars(type)["__module__"].__get__(kind))  # whatever its metaclass makes of it
     if home == "__main__":
         return True
     file = getattr(sys.modules.get(home), "__file__", None)

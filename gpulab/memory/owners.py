@@ -20,22 +20,34 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     TracebackType,
 )
 from typing import Any, NamedTuple
 
-from gpulab.memory.storages import Key, is_tensor_type, saved, storages_of, torch_module
+from gpulab.memory.storages import (
+    Key,
+    attribute,
+    gradient,
+    is_tensor_type,
+    saved,
+    storages_of,
+    torch_module,
+    unobserved,
+)
 from gpulab.user_code import is_users_class, is_users_file
 
 LONGEST_NS = 3_000_000_000  # of a walk
 MOST = 2_000_000  # objects
 _SPLIT = 0.9  # a name is followed inwards as long as one part of it holds this share
 _LISTED = 50  # elements of a container that are named one by one
-_ATOMS = frozenset(
-    (int, float, bool, str, bytes, bytearray, complex, type(None), range, slice, CodeType, BuiltinFunctionType)
+_ATOMS = frozenset(  # by id: a class need not be hashable
+    map(id, (int, float, bool, str, bytes, bytearray, complex, type(None), range, slice, CodeType, BuiltinFunctionType))
 )
+_LONGEST_NAME = 100  # ours: of a path inwards
 LAST_ERROR = "sys.last_traceback"
 
 
@@ -110,9 +122,9 @@ def other_roots() -> list[Root]:
     """The user's own modules, and what the other threads are working on."""
     main = sys.modules.get("__main__")
     roots = [
-        Root(name, vars(module))
+        Root(name, _members(module))
         for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and module is not main and name != "__mp_main__" and _is_users(module)
+        if _is_module(module) and module is not main and name != "__mp_main__" and _is_users(module)
     ]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
@@ -127,9 +139,9 @@ def other_roots() -> list[Root]:
 def library_roots() -> list[Root]:
     """The variables of every library, where caches may be."""
     return [
-        Root(name, vars(module))
+        Root(name, _members(module))
         for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and name not in ("__main__", "sys", "gc") and not _is_users(module)
+        if _is_module(module) and name not in ("__main__", "sys", "gc") and not _is_users(module)
     ]
 
 
@@ -139,10 +151,21 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _is_module(thing: object) -> bool:
+    return issubclass(type(thing), ModuleType)
+
+
+def _members(module: ModuleType) -> dict[str, Any]:
+    """The names of a module, also of a lazy one, which would import others."""
+    names: dict[str, Any] = vars(ModuleType)["__dict__"].__get__(module)
+    return names
+
+
 def _is_users(module: ModuleType) -> bool:
-    file = vars(module).get("__file__")
+    names = _members(module)
+    file = names.get("__file__")
     if file is None:
-        return vars(module).get("__spec__") is None and vars(module).get("__loader__") is None
+        return names.get("__spec__") is None and names.get("__loader__") is None
     return isinstance(file, str) and is_users_file(file)
 
 
@@ -154,7 +177,8 @@ class Walk:
         self.is_cut = False
         self._keys = frozenset(self.missing)
         self._until_ns = perf_counter_ns() + longest_ns
-        self._nodes: list[_Node] = []
+        self._nodes: list[_Node] = []  # each after its parent
+        self._tops: list[int] = []  # the root of each
         self._index: dict[int, int] = {}
         self._also: dict[int, list[int]] = {}  # further parents
         self._leaves: dict[int, list[tuple[Key, bool]]] = {}  # storages by node, and whether through autograd
@@ -168,6 +192,7 @@ class Walk:
         for root in roots:
             entry = len(self._nodes)  # a node of its own, because several names may be of one object
             self._nodes.append(_Node(None, -1, root.name))
+            self._tops.append(entry)
             self._roots[entry] = root
             self._reach(root.thing, entry, "", queue)
         while queue:
@@ -184,7 +209,7 @@ class Walk:
                     self._reach(child, number, label, queue)
 
     def _reach(self, thing: Any, parent: int, label: str, queue: deque[int]) -> None:
-        if type(thing) in _ATOMS or id(thing) in self._barriers:
+        if id(type(thing)) in _ATOMS or id(thing) in self._barriers:
             return
         index = self._index.get(id(thing))
         if index is not None:
@@ -192,12 +217,14 @@ class Walk:
             return
         number = self._index[id(thing)] = len(self._nodes)
         self._nodes.append(_Node(thing, parent, label))
+        self._tops.append(self._tops[parent])
         queue.append(number)
 
     def _tensor(self, tensor: Any, number: int) -> None:
         reached = [(storage.key, False) for storage in storages_of(tensor)]
         with suppress(Exception):
-            base = tensor._base
+            with unobserved():
+                base = attribute(tensor, "_base")
             reached += [(s.key, False) for s in storages_of(base)] if base is not None else []
         for hidden in saved(tensor, self._graph):
             reached += [(storage.key, True) for storage in storages_of(hidden)]
@@ -240,7 +267,7 @@ class Walk:
         """The name of the innermost part of that root which holds nearly all of these storages."""
         nearest = self._nearest()
         number = next(number for number, each in self._roots.items() if each.name == root)
-        return self._inwards(number, [key for key in keys if self._path(nearest[key][0])[0] == number], nearest, sizes)
+        return self._inwards(number, [key for key in keys if self._tops[nearest[key][0]] == number], nearest, sizes)
 
     def _nearest(self) -> dict[Key, tuple[int, bool]]:
         """The nearest node of each storage, and whether only autograd's graph leads to it."""
@@ -254,31 +281,27 @@ class Walk:
     def _by_root(self, nearest: Mapping[Key, tuple[int, bool]]) -> dict[int, list[Key]]:
         by_root: dict[int, list[Key]] = {}
         for key, (number, _) in nearest.items():
-            by_root.setdefault(self._path(number)[0], []).append(key)
+            by_root.setdefault(self._tops[number], []).append(key)
         return by_root
-
-    def _path(self, number: int) -> list[int]:
-        """The nodes from the root to this one."""
-        path = [number]
-        while self._nodes[path[-1]].parent >= 0:
-            path.append(self._nodes[path[-1]].parent)
-        return path[::-1]
 
     def _inwards(self, root: int, keys: list[Key], of: Mapping[Key, tuple[int, bool]], sizes: Mapping[Key, int]) -> str:
         """The name of the innermost part of a root that holds nearly all of its storages."""
         total = sum(sizes[key] for key in keys)
         under: dict[int, int] = {}
-        children: dict[int, set[int]] = {}
         for key in keys:
-            path = self._path(of[key][0])
-            for a, b in zip(path, (*path[1:], -1), strict=True):
-                under[a] = under.get(a, 0) + sizes[key]
-                if b >= 0:
-                    children.setdefault(a, set()).add(b)
+            number = of[key][0]
+            under[number] = under.get(number, 0) + sizes[key]
+            while (number := self._nodes[number].parent) >= 0 and number not in under:
+                under[number] = 0
+        children: dict[int, list[int]] = {}
+        for number in sorted(under, reverse=True)[:-1]:
+            parent = self._nodes[number].parent
+            under[parent] += under[number]
+            children.setdefault(parent, []).append(number)
         name, here = self._nodes[root].label, root
         while here in children:
             largest = max(children[here], key=lambda child: under[child])
-            if under[largest] < _SPLIT * total:
+            if under[largest] < _SPLIT * total or len(name) > _LONGEST_NAME:
                 break
             here = largest
             name += self._nodes[here].label
@@ -317,20 +340,32 @@ class Walk:
 # -- what an object refers to ------------------------------------------------------------------------------------------
 
 
+# The classes' own functions are called, because a subclass of the user's may have others.
+_SEQUENCES: tuple[Any, ...] = (list, tuple, deque)
+_SETS: tuple[Any, ...] = (set, frozenset)
+_class_members = vars(type)["__dict__"].__get__
+_bases = vars(type)["__mro__"].__get__
+_class_name = vars(type)["__name__"].__get__
+
+
 def _children(thing: Any, kind: type) -> Iterator[tuple[str, Any]]:
     if issubclass(kind, dict):
         yield from _items(thing)
         if kind is not dict:
             yield from _attributes(thing, kind)
-    elif issubclass(kind, list | tuple | deque):
-        few = len(thing) <= _LISTED
-        names = getattr(kind, "_fields", ())
-        for i, element in enumerate(thing):
+    elif issubclass(kind, _SEQUENCES):
+        base = next(base for base in _SEQUENCES if issubclass(kind, base))
+        few = base.__len__(thing) <= _LISTED
+        names = _fields(kind)
+        for i, element in enumerate(base.__iter__(thing)):
             yield (f".{names[i]}" if i < len(names) else f"[{i}]" if few else "[…]"), element
-        if kind not in (list, tuple, deque):
+        if kind is not base:
             yield from _attributes(thing, kind)
-    elif issubclass(kind, set | frozenset):
-        yield from (("{…}", element) for element in thing)
+    elif issubclass(kind, _SETS):
+        base = next(base for base in _SETS if issubclass(kind, base))
+        yield from (("{…}", element) for element in base.__iter__(thing))
+        if kind is not base:
+            yield from _attributes(thing, kind)
     elif kind is FunctionType:
         yield from _function(thing)
     elif kind is MethodType:
@@ -338,7 +373,8 @@ def _children(thing: Any, kind: type) -> Iterator[tuple[str, Any]]:
         yield "", thing.__func__
     elif issubclass(kind, type):
         if is_users_class(thing):
-            yield from ((f".{name}", value) for name, value in list(vars(thing).items()) if not name.startswith("__"))
+            members = list(_class_members(thing).items())
+            yield from ((f".{name}", value) for name, value in members if not name.startswith("__"))
     elif issubclass(kind, ModuleType):
         return  # a root of its own, if it is the user's
     elif kind is FrameType:
@@ -346,19 +382,41 @@ def _children(thing: Any, kind: type) -> Iterator[tuple[str, Any]]:
     elif kind is TracebackType:
         yield from (("", frame) for frame in _dead_frames(thing))
     elif issubclass(kind, BaseException):
-        yield from (("", linked) for linked in (thing.__traceback__, thing.__cause__, thing.__context__))
-        yield ".args", thing.args
+        own = vars(BaseException)
+        yield from (("", own[name].__get__(thing)) for name in ("__traceback__", "__cause__", "__context__"))
+        yield ".args", own["args"].__get__(thing)
         yield from _attributes(thing, kind)
     elif kind is GeneratorType:
         yield from ((" (suspended)", each) for each in gc.get_referents(thing))
-    elif kind.__module__ == "numpy" and hasattr(thing, "base"):
-        yield "", thing.base
+    elif _is_array_type(kind):
+        yield from _array(thing)
+        yield from _attributes(thing, kind)
     else:
         named = list(_attributes(thing, kind))
         yield from named
         if not is_tensor_type(kind):
             ids = {id(child) for _, child in named}
-            yield from (("", c) for c in gc.get_referents(thing) if id(c) not in ids and not isinstance(c, type))
+            referents = (child for child in gc.get_referents(thing) if not issubclass(type(child), type))
+            yield from (("", child) for child in referents if id(child) not in ids)
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    """The names of a named tuple's elements."""
+    fields = next((_class_members(base)["_fields"] for base in _bases(kind) if "_fields" in _class_members(base)), ())
+    return fields if type(fields) is tuple else ()
+
+
+def _is_array_type(kind: type) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(kind, numpy.ndarray)
+
+
+def _array(array: Any) -> Iterator[tuple[str, Any]]:
+    """What an array shares its memory with, and its elements if they are objects."""
+    kind = sys.modules["numpy"].ndarray
+    yield "", kind.base.__get__(array)
+    if kind.dtype.__get__(array).hasobject:
+        yield from (("[…]", element) for element in kind.flat.__get__(array))
 
 
 def _dead_frames(trace: TracebackType | None) -> Iterator[FrameType]:
@@ -372,38 +430,43 @@ def _dead_frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _items(mapping: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    few = len(mapping) <= _LISTED
-    for key, value in list(mapping.items()):
-        plain = type(key) in (str, int)
+    few = dict.__len__(mapping) <= _LISTED
+    for key, value in list(dict.items(mapping)):
+        plain = type(key) is str or type(key) is int
         yield (f"[{key!r}]" if plain and few else "[…]"), value
-        if type(key) not in _ATOMS:
+        if id(type(key)) not in _ATOMS:
             yield " (key)", key
 
 
+_DESCRIPTORS = (id(GetSetDescriptorType), id(MemberDescriptorType))
+
+
 def _attributes(thing: Any, kind: type) -> Iterator[tuple[str, Any]]:
-    with suppress(Exception):
-        own = object.__getattribute__(thing, "__dict__")
-        torch = torch_module()
-        inner = ("_parameters", "_buffers", "_modules") if torch and issubclass(kind, torch.nn.Module) else ()
-        for name, value in list(own.items()):
-            if name in inner:
-                yield from ((f".{part}", child) for part, child in list(value.items()))
-            else:
-                yield f".{name}", value
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            with suppress(Exception):
-                yield f".{name}", vars(base)[_mangled(name, base)].__get__(thing, kind)
+    """The values in an object's dictionary and slots, and the gradient of a tensor."""
+    torch = torch_module()
+    inner = ("_parameters", "_buffers", "_modules") if torch and issubclass(kind, torch.nn.Module) else ()
+    own: dict[str, Any] = {}
+    for base in _bases(kind):
+        members = _class_members(base)
+        if id(type(members.get("__dict__"))) in _DESCRIPTORS:
+            own = own or members["__dict__"].__get__(thing, kind) or {}
+        for name, member in list(members.items()) if "__slots__" in members else ():
+            if type(member) is MemberDescriptorType:
+                with suppress(Exception):  # an empty slot
+                    yield f".{_as_written(name, base)}", member.__get__(thing, kind)
+    for name, value in list(own.items()):
+        if name in inner:
+            yield from ((f".{part}", child) for part, child in list(value.items()))
+        else:
+            yield f".{name}", value
     if is_tensor_type(kind):
-        with suppress(Exception):
-            if thing.is_leaf and thing.grad is not None:
-                yield ".grad", thing.grad
+        yield from ((".grad", each) for each in gradient(thing))
 
 
-def _mangled(name: str, owner: type) -> str:
-    hidden = name.startswith("__") and not name.endswith("__")
-    return f"_{owner.__name__.lstrip('_')}{name}" if hidden else name
+def _as_written(slot: str, owner: type) -> str:
+    """The name of a slot without its class, which Python adds to private names."""
+    prefix = f"_{_class_name(owner).lstrip('_')}"
+    return slot.removeprefix(prefix) if slot.startswith(f"{prefix}__") else slot
 
 
 def _function(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -415,6 +478,9 @@ def _function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", value) for name, value in vars(function).items())
 
 
+_OWN_REFERENCES = 3  # the frame, the variable, and the argument of `getrefcount`
+
+
 def _frame(frame: FrameType) -> Iterator[tuple[str, Any]]:
     """The variables of a call. Reading them makes a copy, which must not keep them alive."""
     code = frame.f_code
@@ -422,6 +488,6 @@ def _frame(frame: FrameType) -> Iterator[tuple[str, Any]]:
         return  # its variables are those of a module or of the notebook
     values = frame.f_locals
     items = list(values.items())
-    if sys.version_info < (3, 13):
+    if sys.version_info < (3, 13) and sys.getrefcount(values) <= _OWN_REFERENCES:  # else it is the user's `locals()`
         values.clear()
     yield from ((f": {name} in {code.co_name}()", value) for name, value in items)

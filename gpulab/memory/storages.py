@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -49,10 +49,10 @@ def live() -> Live:
         return result
     tensor_types, module_types, optimizer_types = map(_subclasses, (torch.Tensor, torch.nn.Module, _optimizer(torch)))
     kinds = tensor_types | module_types | optimizer_types
-    objects = [thing for thing in gc.get_objects() if type(thing) in kinds]
+    objects = [thing for thing in gc.get_objects() if id(type(thing)) in kinds]
     tensors = []
     for thing in objects:
-        kind = type(thing)
+        kind = id(type(thing))
         if kind in tensor_types:
             tensors.append(thing)
         else:
@@ -60,15 +60,20 @@ def live() -> Live:
     del objects
     nodes: set[Any] = set()
     for tensor in tensors:
-        for each in (tensor, *_gradient(tensor)):
+        for each in (tensor, *gradient(tensor)):
             for storage in storages_of(each):
-                result.bytes[storage.key] = storage.bytes
+                _add(result, storage)
                 result.tensors.setdefault(storage.key, []).append(each)
         for each in saved(tensor, nodes):
             for storage in storages_of(each):
-                result.bytes[storage.key] = storage.bytes
+                _add(result, storage)
                 result.graph.add(storage.key)
     return result
+
+
+def _add(result: Live, storage: Storage) -> None:
+    """Arrays of NumPy at one address may have different lengths."""
+    result.bytes[storage.key] = max(storage.bytes, result.bytes.get(storage.key, 0))
 
 
 def _optimizer(torch: Any) -> type:
@@ -76,13 +81,14 @@ def _optimizer(torch: Any) -> type:
     return kind
 
 
-def _subclasses(kind: type) -> set[type]:
-    subclasses, waiting = {kind}, [kind]
+def _subclasses(kind: type) -> set[int]:
+    """By id: a class need not be hashable."""
+    subclasses, waiting = {id(kind)}, [kind]
     while waiting:
         direct: list[type] = type.__subclasses__(waiting.pop())
         for sub in direct:
-            if sub not in subclasses:
-                subclasses.add(sub)
+            if id(sub) not in subclasses:
+                subclasses.add(id(sub))
                 waiting.append(sub)
     return subclasses
 
@@ -92,12 +98,27 @@ def is_tensor_type(kind: type) -> bool:
     return torch is not None and issubclass(kind, torch.Tensor)
 
 
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Neither `__torch_function__` nor a mode of the user's is called by what is read meanwhile."""
+    torch = torch_module()
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
+def attribute(tensor: Any, name: str) -> Any:
+    """An attribute as torch has it, whatever a class of the user's makes of it."""
+    torch = torch_module()
+    return getattr(torch.Tensor, name).__get__(tensor)
+
+
 def storages_of(tensor: Any) -> list[Storage]:
     """The storages of a tensor: several of a sparse one; none on `meta`, and none of a fake or a wrapper."""
     torch = torch_module()
-    with suppress(Exception), torch._C.DisableTorchFunctionSubclass():
-        if tensor.layout is not torch.strided:
-            parts = (getattr(tensor, name) for name in _parts(tensor, torch))
+    with suppress(Exception), unobserved():
+        layout = attribute(tensor, "layout")
+        if layout is not torch.strided:
+            parts = (attribute(tensor, name) for name in _parts(layout, torch))
             return [storage for part in parts for storage in storages_of(part())]
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device
@@ -108,27 +129,30 @@ def storages_of(tensor: Any) -> list[Storage]:
     return []
 
 
-def _parts(tensor: Any, torch: Any) -> tuple[str, ...]:
-    if tensor.layout is torch.sparse_coo:
+def _parts(layout: Any, torch: Any) -> tuple[str, ...]:
+    if layout is torch.sparse_coo:
         return "_indices", "_values"
-    columns = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    columns = layout in (torch.sparse_csr, torch.sparse_bsr)
     return ("crow_indices", "col_indices", "values") if columns else ("ccol_indices", "row_indices", "values")
 
 
 # -- tensors without a Python object of their own ----------------------------------------------------------------------
 
 
-def _gradient(tensor: Any) -> Iterator[Any]:
-    with suppress(Exception):
-        gradient = tensor.grad if tensor.is_leaf else None
-        if gradient is not None:
-            yield gradient
+def gradient(tensor: Any) -> Iterator[Any]:
+    """The gradient of a leaf, if it has one."""
+    own = None
+    with suppress(Exception), unobserved():
+        own = attribute(tensor, "grad") if attribute(tensor, "is_leaf") else None
+    if own is not None:
+        yield own
 
 
 def saved(tensor: Any, visited: set[Any]) -> Iterator[Any]:
     """The tensors that the graph behind a tensor has saved for its backward pass. `visited`: nodes to skip."""
     try:
-        root = tensor.grad_fn
+        with unobserved():
+            root = attribute(tensor, "grad_fn")
     except Exception:  # a view whose base was changed in place may raise
         return
     waiting = [] if root is None else [root]
@@ -145,19 +169,19 @@ def _saved_by(node: Any) -> Iterator[Any]:
     variable = getattr(node, "variable", None)  # of a leaf that accumulates its gradient
     if variable is not None:
         yield variable
-        yield from _gradient(variable)
+        yield from gradient(variable)
     for value in list(getattr(node, "__dict__", {}).values()):  # attributes of a custom function's `ctx`
         if is_tensor_type(type(value)):
             yield value
     for name in _saved_names(type(node)):  # type: ignore[arg-type]
         with suppress(Exception):  # freed by the backward pass
-            value = getattr(node, name)
-            for one in value if isinstance(value, tuple | list) else (value,):
-                if (tensor := _content(node, name, one)) is not None:
-                    yield tensor
+            with unobserved():
+                value = getattr(node, name)
+                tensors = [_content(one) for one in (value if isinstance(value, tuple | list) else (value,))]
+            yield from (tensor for tensor in tensors if tensor is not None)
 
 
-def _content(node: Any, name: str, saved_tensor: Any) -> Any:
+def _content(saved_tensor: Any) -> Any:
     """The tensor in autograd's slot; None for one with hooks, whose content is a Python object of its own."""
     if hasattr(saved_tensor, "unpack_hook"):
         tensor = saved_tensor.data if saved_tensor.unpack_hook is None else None
