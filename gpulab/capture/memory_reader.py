@@ -176,7 +176,7 @@ class MemoryReader:
         updates = [shot for shot in self._snapshots if shot.moment == "update"]
         return MemoryAccount(
             ledgers=tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, owners)),
-            growth=tuple(_growths([*updates, end], owners, naming.code, "cpu" if gpu is None else f"cuda:{gpu}")),
+            growth=tuple(_growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")),
             rerun=growth_of_runs(naming.code, lambda: all_roots(shell, namespace), barriers) if naming.code else None,
             pool=None if gpu is None else pool_of(gpu),
             room=room_of(gpu),
@@ -209,7 +209,7 @@ def _rest_keys(snapshots: Iterable[_Snapshot]) -> set[Key]:
     return keys
 
 
-def _growths(shots: list[_Snapshot], owners: list[Owner], code: str, device: str) -> Iterator[Growth]:
+def _growths(shots: list[_Snapshot], owners: list[Owner], naming: Naming, device: str) -> Iterator[Growth]:
     """The owners whose memory on the device grew by about the same amount in each step, the fastest first."""
     if len(shots) < 3:
         return
@@ -219,7 +219,8 @@ def _growths(shots: list[_Snapshot], owners: list[Owner], code: str, device: str
         points = [(shot.step, count) for shot, count in zip(shots, held, strict=True)]
         each = steady_growth(points)
         if each is not None:
-            yield Growth(owner.name, each, points[-1][0] - points[0][0], growing_line(code, owner.name))
+            line = growing_line(naming.code, owner.name, naming.above)
+            yield Growth(owner.name, each, points[-1][0] - points[0][0], line)
 
 
 def _last_spot(error: BaseException) -> Spot | None:

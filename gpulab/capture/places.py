@@ -57,9 +57,8 @@ class Naming:
     """
 
     def __init__(self, code: str, above: int, step_lines: Iterable[Spot] = ()) -> None:
-        self.code = code
+        self.code, self.above = code, above
         self._code = code.splitlines()
-        self._above = above
         self._step_lines = {(file, line) for file, line, _ in step_lines}
         self._excerpts: dict[tuple[str, int], str] = {}
         self._places: dict[Place, int] = {}
@@ -117,7 +116,7 @@ class Naming:
         if not is_cell(file):
             return file, lines, 0
         if _alike(lines, self._code):
-            return CELL, lines, self._above + _blank(self._code) - _blank(lines)
+            return CELL, lines, self.above + _blank(self._code) - _blank(lines)
         number = ipython_cells().get(file)
         return "another cell" if number is None else f"cell [{number}]", lines, 0
 

@@ -22,7 +22,7 @@ _MAYBE = re.compile(r"could not (?:create|execute) a (?:primitive|memory)", re.I
 SHORT_BYTES = 64 << 20  # ours
 _REQUEST = re.compile(r"(?:tried to allocate|Unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B|B)\b", re.I)
 _UNITS = {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_GPU = re.compile(r"CUDA|GPU (\d+)|CUBLAS")
+_ON_GPU, _GPU = re.compile(r"CUDA|CUBLAS|HIP|GPU \d"), re.compile(r"GPU (\d+)")
 NAMING_NS = 2_000_000_000
 NAMES = 2  # stages of a search that hold the names of the notebook
 
@@ -68,8 +68,8 @@ def explain(
 ) -> OutOfMemory:
     """The account of a failure, to be taken while its traceback still holds what the code held."""
     text = str(error)
-    on_gpu = _GPU.search(text)
-    index = int(on_gpu[1] or 0) if on_gpu else None
+    number = _GPU.search(text)
+    index = int(number[1]) if number else 0 if _ON_GPU.search(text) else None
     device = "cpu" if index is None else f"cuda:{index}"
     room, pool = room_of(index), None if index is None else pool_of(index)
     rows, _ = named(live(), _with_traceback(error, stages), NAMING_NS, barriers)

@@ -23,16 +23,21 @@ _GROWS = ("append", "extend", "add", "update", "insert", "setdefault", "appendle
 
 def steady_growth(points: Sequence[tuple[int, int]]) -> float | None:
     """The growth per step through points (step, bytes) if it is about the same in all stretches; else None."""
-    rates = [(b - a) / (m - n) for (n, a), (m, b) in pairwise(points) if m > n]
+    points = [*dict(points).items()]  # of one step the last
+    rates = [(b - a) / (m - n) for (n, a), (m, b) in pairwise(points)]
     if len(rates) < RUNS - 1 or min(rates) <= 0 or max(rates) > ALIKE * min(rates):
         return None
     (first, before), (last, after) = points[0], points[-1]
     return (after - before) / (last - first) if after - before >= LEAST_BYTES else None
 
 
-def growing_line(code: str, owner: str) -> str:
-    """The line of the code that adds to the owner, as "line 12: history.append(loss)"; empty if none surely does."""
-    names = re.findall(r"[A-Za-z_]\w*", re.split(r"[\[( ]", owner, maxsplit=1)[0])
+def growing_line(code: str, owner: str, above: int = 0) -> str:
+    """The line of the code that adds to the owner, as "line 12: history.append(loss)"; empty if none surely does.
+
+    `above`: how many lines precede the code in the cell as the user sees it.
+    """
+    path = re.split(r"[\[({]", owner, maxsplit=1)[0].rpartition("'s variable ")[2].rpartition(": ")[2]
+    names = re.findall(r"[A-Za-z_]\w*", path.partition(" ")[0])
     if not names:
         return ""
     try:
@@ -43,7 +48,7 @@ def growing_line(code: str, owner: str) -> str:
     if len(lines) != 1:
         return ""
     number = lines.pop()
-    return f"line {number}: {code.splitlines()[number - 1].strip()}"
+    return f"line {number + above}: {code.splitlines()[number - 1].strip()}"
 
 
 _ADDS = (ast.Call, ast.AugAssign, ast.Assign)
