@@ -11,6 +11,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from functools import wraps
 from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
@@ -25,7 +26,7 @@ from gpulab.memory.growth import growing_line, growth_of_runs, steady_growth
 from gpulab.memory.ledger import Claim, claims, holdings, module_names
 from gpulab.memory.owners import Owner, Walk
 from gpulab.memory.room import pool_of, room_of
-from gpulab.memory.storages import Key, Live, live, storages_of
+from gpulab.memory.storages import Key, Live, attribute, live, storages_of, unobserved
 from gpulab.memory.survey import all_roots, notebook
 from gpulab.memory_record import Growth, Ledger, MemoryAccount, Moment
 from gpulab.patching.attributes import replaced
@@ -167,7 +168,7 @@ class MemoryReader:
             return MemoryAccount(ledgers, failure=failure, room=failure.room, pool=failure.pool, cost_ns=self.cost_ns)
         now = live()
         rest = _unclaimed(now, claims(now, {}))
-        end = _Snapshot("update", steps, now.bytes, {}, rest, {}, {})
+        end = _Snapshot("update", max(0, steps - 1), now.bytes, {}, rest, {}, {})
         walk = Walk(_rest_keys([*self._snapshots, end]), NAMING_NS, barriers)
         if walk.missing:
             for roots in islice(all_roots(shell, namespace), CHEAP):
@@ -249,14 +250,15 @@ class ActivationHooks:
     """Records, between `begin` and `finish`, what saves each activation on this thread.
 
     The hooks return the tensor itself, so nothing is copied. With hooks torch does not check whether a saved tensor was
-    changed in place; so they do. They give way to other hooks, and to `torch.func`, which refuses hooks.
+    changed in place; so they do. They give way to other hooks, to what refuses hooks (`torch.func`), and to functions
+    of the user's own, whose `ctx.saved_tensors` would else be other objects than those saved.
     """
 
     def __init__(self) -> None:
         self._origins: dict[Key, Origin] = {}
         self._stack: list[Any] = []
         self._undo = ExitStack()
-        self._pushed = self._closed = False
+        self._active = self._pushed = self._closed = False
         self._thread = get_ident()
 
     def close(self) -> None:
@@ -270,16 +272,18 @@ class ActivationHooks:
         import torch
         from torch.nn.modules import module as modules
 
-        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-        if top is None or top(False) is not None:  # before torch 2.7 other hooks cannot be seen
+        autograd: Any = torch._C._autograd
+        if not hasattr(autograd, "_top_saved_tensors_default_hooks"):  # before torch 2.7 other hooks cannot be seen
+            return
+        self._active = True
+        self._push()
+        if not self._pushed:
+            self._active = False
             return
         self._undo.callback(modules.register_module_forward_pre_hook(self._enter).remove)
         self._undo.callback(modules.register_module_forward_hook(self._leave, always_call=True).remove)
-        transforms = sys.modules.get("torch._functorch.eager_transforms")
-        if hasattr(transforms, "_grad_increment_nesting"):
-            self._undo.enter_context(replaced(transforms, "_grad_increment_nesting", self._giving_way))
-        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
-        self._pushed = True
+        self._undo.enter_context(replaced(autograd, "_saved_tensors_hooks_disable", self._giving_way))
+        self._undo.enter_context(replaced(torch.autograd.function.FunctionCtx, "save_for_backward", self._giving_way))
 
     def forget(self) -> None:
         """Forget the origins: their activations are freed with their backward pass."""
@@ -292,9 +296,28 @@ class ActivationHooks:
         return origins
 
     def _end(self) -> None:
+        self._active = False
         self._undo.close()
         self._stack.clear()
         self._pop()
+
+    def _push(self) -> None:
+        """Set our hooks (again) where there are no others and none are refused."""
+        import torch
+
+        autograd: Any = torch._C._autograd
+        if self._pushed or not self._active:
+            return
+        if autograd._saved_tensors_hooks_is_enabled() and autograd._top_saved_tensors_default_hooks(False) is None:
+            autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
+            self._pushed = True
+
+    def _push_again(self) -> None:
+        """Not within a function of the user's own, which runs without grad."""
+        import torch
+
+        if torch.is_grad_enabled():
+            self._push()
 
     def _pop(self) -> None:
         """Remove our hooks if they are the innermost; otherwise the next call does."""
@@ -308,37 +331,60 @@ class ActivationHooks:
             self._pushed = False
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def nest(*args: Any, **kwargs: Any) -> Any:
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
             self._pop()
             return original(*args, **kwargs)
 
-        return nest
+        return call
 
     def _enter(self, module: Any, args: Any) -> None:
         if get_ident() == self._thread:
             self._stack.append(module)
+            self._push_again()
 
     def _leave(self, module: Any, args: Any, result: Any) -> None:
         if get_ident() == self._thread and self._stack and self._stack[-1] is module:
             self._stack.pop()
+            self._push_again()
 
     def _pack(self, tensor: Any) -> Any:
-        with suppress(Exception):
-            module = self._stack[-1] if self._stack else None
-            spot = users_spot(sys._getframe(1))
-            for storage in storages_of(tensor):
-                origin = Origin(
-                    0 if module is None else id(module), "" if module is None else type(module).__name__, spot
-                )
-                self._origins.setdefault(storage.key, origin)
-        return tensor, tensor._version
+        if not self._active:
+            self._pop()
+        else:
+            with suppress(Exception):
+                module = self._stack[-1] if self._stack else None
+                number, name = (0, "") if module is None else (id(module), type(module).__name__)
+                origin = Origin(number, name, users_spot(sys._getframe(1)))
+                for storage in storages_of(tensor):
+                    self._origins.setdefault(storage.key, origin)
+        return _without_graph(tensor), _version(tensor)
 
     def _unpack(self, packed: Any) -> Any:
         tensor, version = packed
-        if tensor._version != version:
+        if _version(tensor) != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} "
+                f"[{tensor.type()} {list(tensor.shape)}] is at version {_version(tensor)}; expected version {version} "
                 "instead."
             )
         return tensor
+
+
+def _without_graph(tensor: Any) -> Any:
+    """The same memory and version. A result that refers to its graph, which holds it, would never be freed."""
+    with suppress(Exception):
+        import torch
+
+        if not attribute(tensor, "is_leaf"):
+            plain = unobserved() if type(tensor) is torch.Tensor else torch._C.DisableTorchFunction()
+            with plain:
+                return torch.Tensor.detach(tensor)
+    return tensor
+
+
+def _version(tensor: Any) -> int:
+    """How often the tensor was changed in place; 0 where nobody counts."""
+    with suppress(Exception), unobserved():
+        return int(attribute(tensor, "_version"))
+    return 0
