@@ -270,7 +270,7 @@ def _cheap_runs(prober: Prober, name: str, before: int, allowed: float) -> dict[
             peaks, size = {}, max(1, size // 4)
             continue
         peaks[size] = probe.peak_bytes
-        grown, room = probe.peak_bytes - used, allowed - used
+        grown, room = max(peaks.values()) - used, allowed - used
         last = {one: peaks[one] for one in sorted(peaks)[-2:]}
         line = line_through(last) if len(last) > 1 else None
         steep = line is not None and max(last.values()) - min(last.values()) >= LEAST_GROWTH_BYTES
@@ -278,7 +278,10 @@ def _cheap_runs(prober: Prober, name: str, before: int, allowed: float) -> dict[
             break
         goal = line.largest(used + HALF * room) if line is not None and steep else None
         # without a slope only the order of magnitude is known, and part of what has grown does not grow with the size
-        size = goal[0] if goal is not None else max(3 * size, int(HALF * room / max(1, grown) * size))
+        aim = goal[0] if goal is not None else max(3 * size, int(HALF * room / max(1, grown) * size))
+        if goal is None and grown >= ENOUGH * room:
+            aim = max(1, size // 3)
+        size = min(aim, FAR * size)  # a small run may not grow at all: it has memory that others have freed
     far = max(peaks, default=0) // FAR
     return {one: peak for one, peak in peaks.items() if one >= far}
 
