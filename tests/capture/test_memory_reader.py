@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gpulab
 from gpulab.capture import memory_reader
-from gpulab.capture.memory_reader import ActivationHooks
+from gpulab.capture.memory_reader import PATIENCE, ActivationHooks
 from gpulab.memory import growth
 from gpulab.memory.storages import live
 from gpulab.memory_record import MemoryAccount
@@ -348,7 +348,7 @@ def test_one_step_has_no_ledger() -> None:
 def test_a_loop_without_an_optimizer_and_one_with_two() -> None:
     def by_hand() -> None:
         model = model_of()
-        for _ in range(6):
+        for _ in range(PATIENCE + 1):
             plain(model, torch.randn(BATCH, WIDTH)).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 for p in model.parameters():
