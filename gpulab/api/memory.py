@@ -25,7 +25,7 @@ from gpulab.views.memory import Cured, Fitted, Owners
 from gpulab.views.progress import Stoppable
 from gpulab.views.view import Answer
 
-PRICE_S = 30.0  # for the blocks that measure the price of a cure
+PRICE_S = 60.0  # for the blocks that measure the price of a cure
 HINT = "End the search at the next step; what was measured so far is shown"
 NAME = "batch_size"
 

@@ -20,6 +20,7 @@ from gpulab.thresholds import DEFAULT, Thresholds
 
 _MOST = 0.5  # ours, share of the profiled time
 _APART = 2.0  # ours, in either direction
+GROWING = ("rerun_leak", "memory_growth")
 FAULT = "A fault of gpulab's own: please report it"
 
 
@@ -53,7 +54,7 @@ def diagnose(
         total_us=total_us(context, ranked),
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
-        alarm=" ".join(filter(None, (_measured_beside(ranked), _alarm(facts, ranked[0])))),
+        alarm=" ".join(filter(None, (_measured_beside(ranked), _alarm(facts, ranked[0]), _growing(ranked)))),
         ended=early_end_sentence(facts.run),
         few_steps=facts.few_steps,
     )
@@ -74,6 +75,11 @@ def _measured_beside(findings: Sequence[Finding]) -> str:
     """What else happened during the run, unless it is the first finding itself."""
     beside = [f.summary for f in findings[1:] if kind_of(f.key).role == "context"]
     return " ".join([*beside, "Shares are of this process's own time."]) if beside else ""
+
+
+def _growing(findings: Sequence[Finding]) -> str:
+    """That memory grows, unless it is the first finding itself: it costs no time now, and ends the work later."""
+    return " ".join(f.summary for f in findings[1:] if f.key in GROWING and f.confidence == "measured")
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:

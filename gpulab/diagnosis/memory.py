@@ -103,11 +103,12 @@ def rerun_leak(context: RuleContext) -> Finding | None:
     free = "%gpulab memory --free out" if name == "Out" or name == "_" else f"del {name}"
     return Finding(
         "rerun_leak",
-        f"Each run of this cell keeps {size(growth.bytes_each)} more: {growth.owner} holds it.",
+        f"Each run of this cell keeps {size(growth.bytes_each)} more: {growth.owner} holds it{_at(growth)}.",
         (Evidence(f"memory grew with each of the last {plural(growth.count, 'run')}"),),
         None,
         "measured",
         cure=f"{free} before the next run, or create it in the cell. %gpulab memory shows all owners.",
+        source_line=growth.line,
     )
 
 

@@ -116,7 +116,7 @@ def growth_of_runs(code: str, stages: Callable[[], Iterable[list[Root]]], barrie
     each = [b.bytes - a.bytes for a, b in pairwise(runs)]
     if min(each) < LEAST_BYTES or max(each) > 2 * min(each) or not before.names:
         return None
-    return _grown(now, walk, runs, names)
+    return _grown(code, now, walk, runs, names)
 
 
 def _walk(keys: Iterable[Key], stages: Callable[[], Iterable[list[Root]]], barriers: Iterable[object]) -> Walk:
@@ -128,11 +128,12 @@ def _walk(keys: Iterable[Key], stages: Callable[[], Iterable[list[Root]]], barri
     return walk
 
 
-def _grown(now: Live, walk: Walk, runs: list[_Run], names: dict[str, int]) -> Growth | None:
+def _grown(code: str, now: Live, walk: Walk, runs: list[_Run], names: dict[str, int]) -> Growth | None:
     grown = {name: count - runs[-2].names.get(name, 0) for name, count in names.items()}
     root = max(grown, key=lambda name: grown[name], default="")
     if not root or grown[root] < LEAST_BYTES:
         return None
     keys = walk.by_root()[root]
     fresh = [key for key in keys if all(reference() is None for reference in runs[0].tensors.get(key, ()))]
-    return Growth(walk.name_of(root, fresh or keys, now.bytes), float(grown[root]), RUNS - 1)
+    name = walk.name_of(root, fresh or keys, now.bytes)
+    return Growth(name, float(grown[root]), RUNS - 1, growing_line(code, name))
