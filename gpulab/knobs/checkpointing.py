@@ -10,7 +10,7 @@ import copy
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum
 from functools import partial
 from importlib import import_module
@@ -188,7 +188,7 @@ class Checkpointing:
         self._thread = get_ident()
         self._pieces: set[int] = set()  # checkpointed so far
         self._inside = False  # a block is being computed: what is within it is part of it
-        self._inputs: list[tuple[_Piece, Tensor, int]] = []  # of blocks not proven yet, with the tensors' versions
+        self._inputs: list[tuple[_Piece, Tensor, int]] = []  # of unproven blocks: counters of writes
 
     def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One outermost call. Outside training it is left as it is."""
@@ -243,7 +243,7 @@ class Checkpointing:
                 self._effects.refuse(f"{piece.name} was left out: {why}")
                 return piece.run(*args, **kwargs)
             if not piece.proven:  # the code may write into its inputs afterwards: the block gets its own copies
-                self._inputs += [(piece, t, t._version) for t in _tensors((*args, *kwargs.values()))]
+                self._inputs += [(piece, _counter(t), t._version) for t in _tensors((*args, *kwargs.values()))]
                 args, kwargs = _copies(args, kwargs)
             return self._checkpointed(piece, args, kwargs)
         finally:
@@ -392,6 +392,18 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
             yield from _tensors(value)
         elif isinstance(value, torch.Tensor):
             yield value
+
+
+def _counter(tensor: Tensor) -> Tensor:
+    """An empty tensor whose `_version` counts the writes into this one, and which does not keep its memory."""
+    import torch
+
+    with suppress(Exception):  # a layout or a class that cannot be emptied
+        counter = tensor.detach()
+        counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        if counter._version == tensor._version:
+            return counter
+    return tensor
 
 
 def _copies(

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from gpulab.capture import threads
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
+from gpulab.formatting import percent
 from gpulab.knobs.variables import Plain
 from gpulab.memory.failure import memory_error
 from gpulab.memory.room import Peak, room_of, status_bytes
@@ -249,7 +250,7 @@ def fit(
     notes = []
     if free > least_free:
         why = "below it the kernel kills the process" if room.limit in KILLING else "for threads and libraries"
-        notes.append(f"{free:.0%} of the free memory stay free ({why}).")
+        notes.append(f"{percent(free)} of the free memory stay free ({why}).")
     line = line_through(peaks) if len(peaks) > 1 else None
     predicted = line.largest(allowed) if line is not None else None
     proven = _prove(prober, name, predicted[0], allowed, peaks) if predicted is not None and prove else None
