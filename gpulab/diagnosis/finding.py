@@ -72,6 +72,7 @@ class Finding(Struct, frozen=True):
     removed_ns: tuple[tuple[int, int], ...] = ()
     once_us: float | None = None  # one-time cost, outside all steps
     title: str = ""
+    memory: str = ""  # what it costs in memory, if that is its price, not time
     names_function: bool = False  # `source_line` is where a function begins: its costly line is unknown
     source: tuple[SourceLine, ...] = ()  # the lines around `source_line`, with their shares of the time
 

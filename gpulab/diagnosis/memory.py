@@ -28,6 +28,7 @@ def out_of_memory(context: RuleContext) -> Finding | None:
         cure=_cure(failure),
         level="bad",
         source_line=failure.line,
+        memory=f"{size(failure.request_bytes)} too much" if failure.request_bytes else "more than there is",
     )
 
 
@@ -79,6 +80,7 @@ def memory_growth(context: RuleContext) -> Finding | None:
         (Evidence(f"{size(growth.bytes_each * growth.count)} in {plural(growth.count, 'step')}{dies}"),),
         None,
         "measured" if soon else "possible",
+        memory=f"{size(growth.bytes_each)} per step",
         cure="Keep numbers, not tensors (loss.item(), loss.detach()), bound caches, or move what must stay to the CPU.",
         source_line=growth.line,
     )
@@ -109,6 +111,7 @@ def rerun_leak(context: RuleContext) -> Finding | None:
         "measured",
         cure=f"{free} before the next run, or create it in the cell. %gpulab memory shows all owners.",
         source_line=growth.line,
+        memory=f"{size(growth.bytes_each)} per run",
     )
 
 
@@ -129,6 +132,7 @@ def fragmentation(context: RuleContext) -> Finding | None:
         None,
         "measured",
         cure="Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts, and pad batches to few sizes.",
+        memory=f"{size(cached)} of no use",
     )
 
 

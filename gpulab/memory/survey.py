@@ -6,9 +6,12 @@ import ctypes
 import gc
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpulab.memory.ledger import claims, holdings
 from gpulab.memory.owners import (
@@ -22,7 +25,7 @@ from gpulab.memory.owners import (
     other_roots,
 )
 from gpulab.memory.storages import Key, Live, is_tensor_type, live, torch_module
-from gpulab.memory_record import Holding, Survey
+from gpulab.memory_record import Holding, HoldingKind, Survey
 
 SMALL = 0.01  # ours: below this share of all memory no further place is searched
 
@@ -76,25 +79,21 @@ def named(
     for device in bytes_by_device(now.bytes):
         sizes = {key: count for key, count in now.bytes.items() if key[0] == device}
         parts = holdings(sizes, {}, owners)
-        mixed = {}
+        mixed: dict[str, Counter[HoldingKind]] = {}
         for owner in owners:
-            kinds: dict[str, int] = {}
+            kinds = Counter[HoldingKind]()
             for key in owner.keys & sizes.keys():
                 claim = purposes.get(key)
-                kinds[claim.kind if claim else "variables"] = (
-                    kinds.get(claim.kind if claim else "variables", 0) + sizes[key]
-                )
+                named_itself = claim is None or (claim.kind == "saved activations" and not owner.graph)
+                kinds["variables" if claim is None or named_itself else claim.kind] += sizes[key]
             mixed[owner.name] = kinds
-        rows[device] = tuple(_with_purpose(row, mixed.get(row.owner, {})) for row in parts)
+        rows[device] = tuple(_with_purpose(row, mixed.get(row.owner, Counter())) for row in parts)
     return rows, not walk.is_cut
 
 
-def _with_purpose(row: Holding, kinds: Mapping[str, int]) -> Holding:
+def _with_purpose(row: Holding, kinds: Counter[HoldingKind]) -> Holding:
     """The row with the purpose of most of its bytes."""
-    if not kinds:
-        return row
-    order = sorted(kinds, key=lambda kind: -kinds[kind])
-    return Holding(order[0], row.owner, row.bytes, "", row.others)  # type: ignore[arg-type]
+    return replace(row, kind=kinds.most_common(1)[0][0]) if kinds else row
 
 
 # -- letting go --------------------------------------------------------------------------------------------------------

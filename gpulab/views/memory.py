@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpulab.views.comparison import Compared
 
 _MOST_OWNERS = 20
+_MOST_STATEMENTS = 3  # of an advice
 _LEAST_BYTES = 1 << 20  # ours: less is no one's problem
 _FREED_BY = {"sys.last_traceback": "traceback", "traceback": "traceback", "Out": "out", "_": "out", "__": "out"}
 
@@ -51,13 +52,13 @@ class Owners(View):
         return Headline("owners", sentence, self._advice(), "notice")
 
     def _advice(self) -> str:
-        """The statement that frees the largest owner that is not part of a model or an optimizer."""
+        """The statements that free what is probably kept by mistake: graphs, outputs and tracebacks; else variables."""
         rows = [row for rows in self.result.owners.values() for row in rows if row.bytes >= _LEAST_BYTES]
-        loose = [row for row in rows if row.kind in ("variables", "saved activations") and _statement(row)]
-        if not loose:
-            return ""
-        row = max(loose, key=_bytes)
-        return f"{_statement(row)}: {size(row.bytes)} come back"
+        rows = [row for row in rows if row.kind in ("variables", "saved activations") and _statement(row)]
+        stray = [row for row in rows if row.kind == "saved activations" or _word(_root(row.owner))] or rows[:1]
+        statements = dict.fromkeys(map(_statement, stray[:_MOST_STATEMENTS]))
+        freed = sum(row.bytes for row in stray[:_MOST_STATEMENTS])
+        return f"{'; '.join(statements)}: {size(freed)} come back" if stray else ""
 
     def _opening(self) -> str:
         return "tensor memory of this kernel"
@@ -114,11 +115,16 @@ def _statement(row: Holding) -> str:
         name = _root(owner)
         if name.startswith("thread "):
             return ""
-        word = _FREED_BY.get(name) or ("out" if name.startswith("_") and name[1:].isdigit() else "")
+        word = _word(name)
         (commands if word else names).append(word or name)
     parts = [f"del {', '.join(dict.fromkeys(names))}"] if names else []
     parts += [f"%gpulab memory --free {','.join(dict.fromkeys(commands))}"] if commands else []
     return "; ".join(parts)
+
+
+def _word(name: str) -> str:
+    """What `--free` calls it, if IPython or Python holds it: "traceback", "out"; else empty."""
+    return _FREED_BY.get(name) or ("out" if name.startswith("_") and name[1:].isdigit() else "")
 
 
 def _root(owner: str) -> str:

@@ -84,7 +84,7 @@ def _section(
     number: int, finding: Finding, diagnosis: Diagnosis, in_headline: bool, source: str | None, ranks: int | None
 ) -> Section:
     rows = [] if in_headline else [("finding", plain(summary(finding, diagnosis)))]
-    rows.append(("potential saving", _saving(finding, diagnosis)))
+    rows.append(("memory", finding.memory) if finding.memory else ("potential saving", _saving(finding, diagnosis)))
     if finding.source_line:
         unsure = "; the samples don't show which of its lines" if finding.names_function else ""
         rows.append(("your code" if unsure else "your line", f"{plain(finding.source_line)}{unsure}"))
@@ -143,7 +143,9 @@ def _title_in(diagnosis: Diagnosis, key: str) -> str:
 
 
 def _most(finding: Finding, diagnosis: Diagnosis) -> str:
-    """The most time that the fix can save, and from which total."""
+    """The most time that the fix can save, and from which total; or its price in memory."""
+    if finding.memory:
+        return finding.memory
     time_us = finding.recoverable_us_per_step
     if time_us is None:
         return "size unknown"
