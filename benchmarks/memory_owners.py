@@ -152,11 +152,11 @@ def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     owners, ledgers = results["owners"].values(), results["ledgers"].values()
     leaks = [results["leaks"][leak.name] for leak in LEAKS]
     controls = [results["leaks"][control.name] for control in CONTROLS]
-    yield Figure.count("planted owners that are named right", sum(o["right"] for o in owners), len(owners), "owners")
-    yield Figure.count("leaks over re-runs that are named right", sum(o["right"] for o in leaks), len(leaks), "leaks")
-    yield Figure.count("cells that keep nothing and are told to", sum(not o["right"] for o in controls), len(controls))
+    yield Figure.share("planted owners that are named right", sum(o["right"] for o in owners), len(owners), "owners")
+    yield Figure.share("leaks over re-runs that are named right", sum(o["right"] for o in leaks), len(leaks), "leaks")
+    yield Figure.share("cells that keep nothing and are told to", sum(not o["right"] for o in controls), len(controls))
     exact = sum(bool(one["sums"]) and one["sums"] == one["allocated"] for one in ledgers)
-    yield Figure.count("models whose ledgers equal the allocator's bytes", exact, len(ledgers), "exact")
+    yield Figure.share("models whose ledgers equal the allocator's bytes", exact, len(ledgers), "exact")
     named = sum(one["named_bytes"] for one in ledgers) / sum(one["ledger_bytes"] for one in ledgers)
     yield Figure("share of the ledgers' bytes that has an owner", named, "%")
 
