@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext, evidence
 from gpulab.formatting import number, percent, plural, size
 from gpulab.memory_record import Growth, Holding, MemoryAccount, OutOfMemory
@@ -101,15 +103,17 @@ def rerun_leak(context: RuleContext) -> Finding | None:
     growth = account.rerun if account is not None else None
     if growth is None:
         return None
-    name = growth.owner.partition("[")[0].partition(".")[0].partition(" ")[0]
-    free = "%gpulab memory --free out" if name == "Out" or name == "_" else f"del {name}"
+    name = re.split(r"[\[. ']", growth.owner, maxsplit=1)[0]
+    free = f"del {name} before the next run, or create it in the cell."
+    if name in ("Out", "_"):
+        free = "%gpulab memory --free out before the next run, or end the cell with a semicolon."
     return Finding(
         "rerun_leak",
         f"Each run of this cell keeps {size(growth.bytes_each)} more: {growth.owner} holds it{_at(growth)}.",
         (Evidence(f"memory grew with each of the last {plural(growth.count, 'run')}"),),
         None,
         "measured",
-        cure=f"{free} before the next run, or create it in the cell. %gpulab memory shows all owners.",
+        cure=f"{free} %gpulab memory shows all owners.",
         source_line=growth.line,
         memory=f"{size(growth.bytes_each)} per run",
     )
