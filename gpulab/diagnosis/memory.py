@@ -30,7 +30,7 @@ def out_of_memory(context: RuleContext) -> Finding | None:
         cure=_cure(failure),
         level="bad",
         source_line=failure.line,
-        memory=f"{size(failure.request_bytes)} too much" if failure.request_bytes else "more than there is",
+        memory=f"{size(failure.request_bytes)} asked for" if failure.request_bytes else "more than there is",
     )
 
 
@@ -105,6 +105,8 @@ def rerun_leak(context: RuleContext) -> Finding | None:
         return None
     name = re.split(r"[\[. ']", growth.owner, maxsplit=1)[0]
     free = f"del {name} before the next run, or create it in the cell."
+    if name in ("module", "thread"):
+        free = "Empty it before the next run."
     if name in ("Out", "_"):
         free = "%gpulab memory --free out before the next run, or end the cell with a semicolon."
     return Finding(

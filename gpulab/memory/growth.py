@@ -36,7 +36,11 @@ def growing_line(code: str, owner: str, above: int = 0) -> str:
 
     `above`: how many lines precede the code in the cell as the user sees it.
     """
-    path = re.split(r"[\[({]", owner, maxsplit=1)[0].rpartition("'s variable ")[2].rpartition(": ")[2]
+    path = (
+        re.split(r"[\[({]", owner.removeprefix("module "), maxsplit=1)[0]
+        .rpartition("'s variable ")[2]
+        .rpartition(": ")[2]
+    )
     names = re.findall(r"[A-Za-z_]\w*", path.partition(" ")[0])
     if not names:
         return ""

@@ -24,6 +24,7 @@ from types import (
     MemberDescriptorType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
     TracebackType,
 )
 from typing import Any, NamedTuple
@@ -122,7 +123,7 @@ def other_roots() -> list[Root]:
     """The user's own modules, and what the other threads are working on."""
     main = sys.modules.get("__main__")
     roots = [
-        Root(name, _members(module))
+        _root_of(name, module)
         for name, module in list(sys.modules.items())
         if _is_module(module) and module is not main and name != "__mp_main__" and _is_users(module)
     ]
@@ -139,7 +140,7 @@ def other_roots() -> list[Root]:
 def library_roots() -> list[Root]:
     """The variables of every library, where caches may be."""
     return [
-        Root(name, _members(module))
+        _root_of(name, module)
         for name, module in list(sys.modules.items())
         if _is_module(module) and name not in ("__main__", "sys", "gc") and not _is_users(module)
     ]
@@ -149,6 +150,12 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _root_of(name: str, module: ModuleType) -> Root:
+    names = SimpleNamespace()
+    vars(names).update(_members(module))
+    return Root(f"module {name}", names)
 
 
 def _is_module(thing: object) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_OWNERS = 20
 _MOST_STATEMENTS = 3  # of an advice
+NO_NAMES = ("thread ", "module ")  # `del` in the notebook does not free what these hold
 _LEAST_BYTES = 1 << 20  # ours: less is no one's problem
 _FREED_BY = {"sys.last_traceback": "traceback", "traceback": "traceback", "Out": "out", "_": "out", "__": "out"}
 
@@ -45,10 +46,16 @@ class Owners(View):
         if self.freed is not None:
             back = ", ".join(f"{size(count)} on {device}" for device, count in self.freed.items() if count > 0)
             return Headline("freed", f"{back or 'Nothing'} came back.", f"Tensors now: {words}", "good")
-        first = max((row for rows in self.result.owners.values() for row in rows), key=_bytes, default=None)
-        if first is None:
+        largest = max(
+            ((row, device) for device, rows in self.result.owners.items() for row in rows),
+            key=lambda pair: pair[0].bytes,
+            default=None,
+        )
+        if largest is None:
             return Headline("owners", "No tensor is alive in this kernel.", "", "good")
-        sentence = f"{plain(first.owner)} holds {size(first.bytes)} of {words} in tensors."
+        first, device = largest
+        of = f"{size(totals[device])} in tensors on {device}"
+        sentence = f"{plain(first.owner)} holds {size(first.bytes)} of the {of}."
         return Headline("owners", sentence, self._advice(), "notice")
 
     def _advice(self) -> str:
@@ -101,10 +108,6 @@ class Owners(View):
         }
 
 
-def _bytes(row: Holding) -> int:
-    return row.bytes
-
-
 def _statement(row: Holding) -> str:
     """What frees a row: `del` of all names that hold it, or the command for outputs and tracebacks."""
     if row.kind == "unnamed":
@@ -112,9 +115,9 @@ def _statement(row: Holding) -> str:
     names: list[str] = []
     commands: list[str] = []
     for owner in (row.owner, *row.others):
-        name = _root(owner)
-        if name.startswith("thread "):
+        if owner.startswith(NO_NAMES):
             return ""
+        name = _root(owner)
         word = _word(name)
         (commands if word else names).append(word or name)
     parts = [f"del {', '.join(dict.fromkeys(names))}"] if names else []
@@ -166,9 +169,8 @@ class Fitted(View):
 
     def _opening(self) -> str:
         fit = self.result
-        return (
-            f"fit of {fit.name} (now {fit.before:,}) · {plural(len(fit.probes), 'short run')} · limit: {fit.room.limit}"
-        )
+        runs = plural(len(fit.probes), "short run")
+        return f"fit of {plain(fit.name)} (now {fit.before:,}) · {runs} · limit: {fit.room.limit}"
 
     def _sections(self) -> tuple[Section, ...]:
         fit = self.result
@@ -180,7 +182,7 @@ class Fitted(View):
             )
         for cure in fit.cures:
             words = settings_words(Arm(cure.settings).texts)
-            lines.append(f"To keep {fit.name}={fit.before:,}: {words}, predicted peak {size(cure.peak_bytes)}.")
+            lines.append(f"To keep {plain(fit.name)}={fit.before:,}: {words}, predicted peak {size(cure.peak_bytes)}.")
         columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
         return (Section("Runs", columns, tuple(map(Row, rows)), tuple(lines), lead=True),)
 
