@@ -49,6 +49,7 @@ ACCOUNTS: dict[str, MemoryAccount] = {
     "grows, with no room known": grows(10 * MB, line=""),
     "keeps more with each run": reruns("trainer.cache['a']"),
     "keeps outputs": reruns("Out[3]"),
+    "keeps what a module holds": reruns("module helpers.cache['a']"),
     "keeps what a function holds": reruns("train_step's variable seen"),
     "retries in a torn pool": MemoryAccount(pool=TORN),
 }

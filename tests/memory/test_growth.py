@@ -72,6 +72,7 @@ for x in loader:
         ("train_step's variable history", "line 4: history.append(loss)"),
         ("f's variable g's variable history[…].grad", "line 4: history.append(loss)"),
         ("trainer.log['a: history'][1]", "line 5: self.log['a'][0] += loss"),
+        ("module helpers.cache['a']", "line 6: cache[key] = loss"),
         ("cache['a']", "line 6: cache[key] = loss"),
         ("total", "line 10: total += loss"),
         ("sys.last_traceback: history in dead()", "line 4: history.append(loss)"),

@@ -65,7 +65,7 @@ def owners(stages: list[list[Root]], *tensors: torch.Tensor) -> list[Owner]:
 
 
 def largest(names: dict[str, Any], shell: Any = None) -> Owner:
-    others = [root for root in other_roots() if not root.name.startswith("tests.")]
+    others = [root for root in other_roots() if not root.name.startswith("module tests.")]
     return owners([notebook_roots(shell, names), error_roots(shell), others])[0]
 
 
@@ -113,7 +113,7 @@ def test_a_users_module_and_a_threads_variable(names: dict[str, Any], monkeypatc
     module = ModuleType("helpers")
     run("import torch\nstate = {'a': torch.ones(1000)}", vars(module))
     monkeypatch.setitem(sys.modules, "helpers", module)
-    assert largest(names).name == "helpers['state']['a']"
+    assert largest(names).name == "module helpers.state['a']"
     monkeypatch.delitem(sys.modules, "helpers")
     vars(module).clear()
     ready, done = threading.Event(), threading.Event()

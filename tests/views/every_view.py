@@ -10,15 +10,19 @@ from msgspec.structs import replace
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.diagnosis.catalogue import kinds
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Evidence
+from gpulab.memory_record import Growth, Holding, Ledger, MemoryAccount, OutOfMemory, Pool, Room, Survey
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Steps
 from gpulab.tuning.climb_record import Attempt, Climb
+from gpulab.tuning.fit import Cure, Fit, MemoryLine, Probe, Proof
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.climb import Climbed
 from gpulab.views.comparison import Compared
 from gpulab.views.headspace import HeadspaceReport
+from gpulab.views.memory import Cured, Fitted, Owners
 from gpulab.views.predictions import Predicted
 from gpulab.views.report.report import Diagnosed, Report
 from gpulab.views.view import View
@@ -170,6 +174,95 @@ def compared() -> dict[str, Compared]:
     return shown
 
 
+GB, MB = 10**9, 10**6
+FREE = Room(2 * GB, 8 * GB, "RLIMIT_AS")
+LINE = "line 4 of the cell: h = torch.relu(self.wide(x))"
+
+
+def ledger(step: int, name: str = "trunk") -> Ledger:
+    holdings = (
+        *(Holding("saved activations", f"{name}.{i} (Block)", (9 - i) * 40 * MB, LINE) for i in range(9)),
+        Holding("optimizer state", "AdamW", 400 * MB),
+        Holding("parameters", "Net", 200 * MB),
+        Holding("gradients", "Net", 200 * MB),
+        Holding("variables", "history", step * 10 * MB, "", ("trainer", "loss", "Out[3]", "_")),
+        Holding("batches", "the batch in flight", 20 * MB),
+        Holding("unnamed", "no name of the notebook", 5 * MB),
+    )
+    return Ledger("cuda:0", step, "backward", holdings)
+
+
+def memory_report(account: MemoryAccount, *, failed: bool = False) -> Report:
+    """A run on a GPU with this account of its memory."""
+    run = replace(CASES["gpu"].run, memory_account=account, outcome="failed" if failed else "completed")
+    run = replace(run, memory=replace(run.memory, peak_allocated_bytes=4 * GB, peak_reserved_bytes=5 * GB))
+    found = facts(run)
+    return Report(found, diagnose(found, predict_cures=False))
+
+
+def failure(name: str = "trunk", line: str = LINE) -> MemoryAccount:
+    pool = Pool(5 * GB, 7 * GB, 300 * MB, 2)
+    held = (*ledger(7, name).holdings, Holding("variables", f"traceback: {name} in step()", GB, "", ("Out[3]",)))
+    room = Room(300 * MB, 8 * GB, "GPU")
+    return MemoryAccount((ledger(2, name),), failure=OutOfMemory("cuda:0", GB, line, 60, held, room, pool), pool=pool)
+
+
+def owners(name: str = "history") -> Survey:
+    rows = (
+        Holding("parameters", "model", 2 * GB),
+        Holding("saved activations", name, GB, "", ("trainer", "Out[3]", "_")),
+        Holding("variables", "sys.last_traceback: h in step()", 300 * MB),
+        Holding("variables", "module helpers.cache['a']", 250 * MB),
+        Holding("variables", "thread prefetch: batch in work()", 200 * MB),
+        Holding("unnamed", "no name of the notebook", 100 * MB),
+    )
+    on_cpu = (Holding("variables", f"{name}['a']", 50 * MB),)
+    return Survey({"cuda:0": rows, "cpu": on_cpu}, {"cuda:0": 80 * MB}, is_whole=False)
+
+
+def a_fit(words: str = "out of memory", **changes: Any) -> Fit:
+    probes = (
+        Probe({"batch_size": 16}, 16, 2 * GB, samples_per_s=1800.0),
+        Probe({"batch_size": 512}, 512, None, words, ran_out=True),
+        Probe({"batch_size": 64}, 64, 3 * GB, samples_per_s=2100.0),
+        Probe({"batch_size": 176}, 176, 5400 * MB, samples_per_s=2200.0),
+    )
+    line = MemoryLine(1666 * MB, 20.8 * MB, (16, 64), 30.0 * MB)
+    cures = (Cure({"checkpointing": True}, 4.1 * GB), Cure({"batch_size": 128, "accumulate": 2}, 4.4 * GB))
+    shown = Fit(
+        "batch_size", 256, Room(5 * GB, 8 * GB, "GPU"), 5.5 * GB, 0.1, probes, line, (184, 181, 187), 176,
+        ("10 % of the free memory stay free (for threads and libraries).",), (16, 64), cures,
+    )  # fmt: skip
+    return replace(shown, **changes)
+
+
+def cured(words: str = "") -> Cured:
+    proof = Proof({"checkpointing": True}, Probe({"checkpointing": True}, None, 4200 * MB, words), FREE)
+    return Cured(a_fit(words or "out of memory"), proof, None if words else Compared(made.a_comparison()))
+
+
+def of_memory() -> dict[str, View]:
+    growth = Growth("history", 10.0 * MB, 40, "line 5: history.append(loss)")
+    rerun = Growth(HOSTILE, 50.0 * MB, 2, HOSTILE)
+    many = tuple(map(ledger, (2, 5, 10, 40)))
+    return {
+        "report_memory": memory_report(MemoryAccount(many, (growth,), room=Room(3 * GB, 8 * GB, "GPU"))),
+        "report_memory_hostile": memory_report(MemoryAccount((ledger(2, HOSTILE),), (), rerun)),
+        "report_out_of_memory": memory_report(failure(), failed=True),
+        "report_out_of_memory_hostile": memory_report(failure(HOSTILE, HOSTILE), failed=True),
+        "owners": Owners(owners(), room=FREE),
+        "owners_freed": Owners(owners(), {"cuda:0": GB, "cpu": 0}, ("traceback", "history"), FREE),
+        "owners_none": Owners(Survey({}, {})),
+        "owners_hostile": Owners(owners(HOSTILE)),
+        "fit": Fitted(a_fit()),
+        "fit_not_proven": Fitted(a_fit(proven=None, cures=())),
+        "fit_not_predicted": Fitted(a_fit(proven=None, predicted=None, line=None, cures=(), notes=())),
+        "fit_hostile": Fitted(a_fit(HOSTILE, name=HOSTILE)),
+        "cured": cured(),
+        "cured_hostile": cured(HOSTILE),
+    }
+
+
 def every_view() -> dict[str, View]:
     """By name; the hostile ones have it in theirs."""
     return {
@@ -185,4 +278,5 @@ def every_view() -> dict[str, View]:
         "predictions": Predicted("mine", PREDICTIONS),
         "predictions_refused": Predicted("mine", PREDICTIONS[2:]),
         "predictions_hostile": Predicted(HOSTILE, (replace(PREDICTIONS[0], settings={HOSTILE: HOSTILE}),)),
+        **of_memory(),
     }
