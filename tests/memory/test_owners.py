@@ -322,6 +322,14 @@ def test_deep_nesting(each: bool) -> None:
         chain = chain[0]
 
 
+def test_a_walk_does_not_enter_a_shell() -> None:
+    x = torch.ones(SIZE)
+    shell, key = SimpleNamespace(x=x), storages_of(x)[0].key
+    walk = Walk([key], barriers=(shell,))
+    walk.follow([Root("helper", [shell, sys.modules])])
+    assert walk.missing == {key}
+
+
 def test_a_walk_that_is_cut_says_so() -> None:
     x = torch.ones(SIZE)
     walk = Walk([storages_of(x)[0].key], longest_ns=-1)
