@@ -9,6 +9,7 @@ from typing import Any
 from gpulab.api.experiment import code_of, remember_experiment
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
+from gpulab.memory.failure import out_of_memory
 from gpulab.memory.room import room_of
 from gpulab.memory.survey import empty_caches, free_outputs, free_tracebacks, notebook, survey
 from gpulab.memory_record import Survey
@@ -108,11 +109,11 @@ def prove(
 ) -> Cured:
     """Prove that a cure makes the cell fit at its present size, and measure its price in speed.
 
-    The price is measured in interleaved blocks against the same cell at the largest size that fits without the cure.
+    The price is measured in interleaved blocks against the same cell without the cure, at a size that fits.
     """
     cell, result = code_of(code), fitted.result
     prober, proofs, full = Prober(cell, tell or (lambda progress: None)), list[Proof](), list[FullRun]()
-    base: dict[str, Plain] = {result.name: result.best} if result.best else {}
+    base: dict[str, Plain] = {result.name: result.base} if result.base else {}
 
     def work() -> None:
         proofs.append(fitting.prove_cure(prober, settings))
@@ -126,13 +127,13 @@ def prove(
 
 def _price(
     cell: Code, base: dict[str, Plain], settings: Mapping[str, Plain], full: FullRun, tell: Listener | None
-) -> Compared:
+) -> Compared | None:
     plan = Plan((Arm({**base, **settings}),), base=Arm(base), budget_s=PRICE_S, trace=False, save=False)
     runner = Runner(cell, plan, tell or (lambda progress: None), done=[(Arm(), full)])
     result = runner.run()
-    if runner.error is not None:
+    if runner.error is not None and not out_of_memory(runner.error):
         raise runner.error
-    return remember_experiment(result)
+    return None if runner.error is not None else remember_experiment(result)
 
 
 def failed_for_memory(run: Run) -> bool:

@@ -55,7 +55,7 @@ def diagnose(
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
         alarm=" ".join(filter(None, (_measured_beside(ranked), _alarm(facts, ranked[0]), _growing(ranked)))),
-        ended=early_end_sentence(facts.run),
+        ended="" if kind_of(ranked[0].key).role == "end of the run" else early_end_sentence(facts.run),
         few_steps=facts.few_steps,
     )
 

@@ -131,6 +131,11 @@ class Fit(Struct, frozen=True):
         ran = (p.size for p in self.probes if p.fits and p.size and (p.peak_bytes or 0) <= self.allowed_bytes)
         return self.proven if self.proven is not None else max(ran, default=None)
 
+    @property
+    def base(self) -> int | None:
+        """A size that fits with room to spare, at which settings are compared."""
+        return max(self.cheap, default=self.best)
+
     def peak_of(self, size: int) -> int | None:
         """The measured peak at that size, in bytes."""
         peaks = (probe.peak_bytes for probe in self.probes if probe.size == size and probe.fits)

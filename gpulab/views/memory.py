@@ -199,7 +199,7 @@ def _probe_cells(probe: Probe, limit: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cured(View):
-    """A cure at the present size: whether it fits, and its price against the largest size that fits without it."""
+    """A cure at the present size: whether it fits, and its price, at a size that fits without it."""
 
     fit: Fit
     proof: Proof
@@ -214,7 +214,7 @@ class Cured(View):
             return Headline("cure", f"{words}{kept} does not fit.", plain(probe.failure), "bad")
         peak = f": peak {size(probe.peak_bytes)}" if probe.peak_bytes else ""
         price = self.compared.headline if self.compared is not None else None
-        beside = "" if price is None else f"Its price, at {self.fit.name}={self.fit.best}: {price.sentence}"
+        beside = "" if price is None else f"Its price, at {self.fit.name}={self.fit.base}: {price.sentence}"
         return Headline("cure", f"{words}{kept} fits{peak}.", beside, "good")
 
     def _opening(self) -> str:
@@ -227,7 +227,7 @@ class Cured(View):
         fit = self.fit
         limit = fit.allowed_bytes + fit.free_fraction * fit.room.free_bytes
         dead = (f"{fit.name}={fit.before:,}: baseline", "–", "–", "–", "out of memory")
-        ran = [p for p in fit.probes if p.size == fit.best][-1:]
+        ran = [p for p in fit.probes if p.size == fit.base][-1:]
         rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(self.proof.probe, limit)]
         columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
         first = Section("Does it fit?", columns, tuple(map(Row, rows)), lead=True)

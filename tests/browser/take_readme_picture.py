@@ -1,18 +1,22 @@
-"""Takes the README's pictures from real runs: `python -m tests.browser.take_readme_picture [FOLDER]`.
+"""Takes the README's pictures from real runs: `python -m tests.browser.take_readme_picture [FOLDER] [memory]`.
 
 Runs the README's own cells in JupyterLab and cuts out of the page: the profiled cell while it runs (live.png), the
-comparison with two workers (comparison.png), and the bench with four more settings (bench.png). Take them on a quiet
-machine and look at them before they are committed.
+comparison with two workers (comparison.png), and the bench with four more settings (bench.png); then a cell that dies
+of memory, and the click that makes it fit (memory.png, alone with the word `memory`). Take them on a quiet machine and
+look at them before they are committed.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import FloatRect, Locator, ViewportSize, expect, sync_playwright
 
+from tests.browser import test_memory_in_lab as in_lab
 from tests.browser.jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage, open_chromium
 from tests.browser.test_bench_in_lab import toggle
 from tests.support.paths import ROOT
@@ -64,6 +68,42 @@ def main(folder: Path) -> None:
         browser.close()
 
 
+def memory(folder: Path) -> None:
+    """The post-mortem of a cell above the proof of what makes it fit, as one picture."""
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        LabServer(Path(temporary)) as server,
+        sync_playwright() as playwright,
+    ):
+        server.write_notebook("memory.ipynb", [in_lab.SETUP, in_lab.WARM, in_lab.LIMIT, in_lab.DEAD], "python3")
+        browser = open_chromium(playwright)
+        notebook = NotebookPage(browser.new_page(viewport=WINDOW), server, "memory.ipynb")
+        notebook.set_theme("light")
+        notebook.command("application:toggle-left-area")
+        for index in range(4):
+            notebook.run_cell(index)
+        output = notebook.output(3)
+        parts = [_between(output.locator(".gpulab").first, output.locator("details", has_text="Step time").first)]
+        pictures = [notebook.page.screenshot(clip=part) for part in parts]
+        output.get_by_role("button", name="Try checkpointing=on").click()
+        proof = output.locator(".gpulab", has_text="checkpointing=on with")
+        expect(proof).to_be_visible(timeout=in_lab.MINUTES)
+        pictures.append(notebook.page.screenshot(clip=_between(proof, proof.locator("details").first)))
+        browser.close()
+    images = [Image.open(io.BytesIO(picture)) for picture in pictures]
+    whole = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), "white")
+    for i, image in enumerate(images):
+        whole.paste(image, (0, sum(before.height for before in images[:i])))
+    whole.save(folder / "memory.png", optimize=True)
+
+
+def _between(first: Locator, following: Locator) -> FloatRect:
+    """From the top of the one to the top of the other, as wide as the first."""
+    top, end = first.bounding_box(), following.bounding_box()
+    assert top is not None and end is not None
+    return {**top, "height": end["y"] - top["y"]}
+
+
 def _measure(notebook: NotebookPage, bench: Locator, settings: dict[str, str]) -> None:
     """One row, as a user makes it."""
     reset = bench.get_by_role("button", name="Reset", exact=True)
@@ -108,4 +148,8 @@ def _with_report(cell: Locator) -> FloatRect:
 
 if __name__ == "__main__":
     expect.set_options(timeout=PATIENCE_MS)
-    main(Path(sys.argv[1]) if sys.argv[1:] else TARGET)
+    words = [word for word in sys.argv[1:] if word != "memory"]
+    target = Path(words[0]) if words else TARGET
+    if "memory" not in sys.argv[1:]:
+        main(target)
+    memory(target)
