@@ -27,6 +27,7 @@ _MOST_STATEMENTS = 3  # of an advice
 NO_NAMES = ("thread ", "module ")  # `del` in the notebook does not free what these hold
 _LEAST_BYTES = 1 << 20  # ours: less is no one's problem
 _FREED_BY = {"sys.last_traceback": "traceback", "traceback": "traceback", "Out": "out", "_": "out", "__": "out"}
+_FREED_BY |= {"___": "out", "_oh": "out"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)

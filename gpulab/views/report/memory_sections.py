@@ -7,6 +7,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
+from markupsafe import Markup
 
 from gpulab.analysis.memory_peak import KINDS, PeakMemory, ledgers_of, memory_peak, over_steps
 from gpulab.formatting import NOT_MEASURABLE, gib, percent, plural, size
@@ -116,7 +117,7 @@ def _drawing(ledgers: Sequence[Ledger]) -> str:
     chart = memory_chart(steps)
     bars = macros("bars.html")
     legend = [Segment(line.label, 0.0, line.colour) for line in chart.lines]
-    return str(bars.panel(chart.title, chart.paths, chart.height_px, chart.below) + bars.legend(legend))
+    return Markup(bars.panel(chart.title, chart.paths, chart.height_px, chart.below) + bars.legend(legend))
 
 
 def memory_chart(steps: Sequence[Ledger]) -> Chart:
