@@ -43,9 +43,7 @@ LESSONS: tuple[Entry, ...] = (
         ("dataset", "still-random"),
     ),
     Entry("05_batch_size", "The batch size: how much work in one step", 30, "batch_size", ("enough-batch", "one-step")),
-    Entry(
-        "06_memory", "Memory: what fills it, and what it costs to save some", 30, "memory", ("state", "checkpointing")
-    ),
+    Entry("06_memory", "Memory: what fills it, and what it costs to save some", 30, "memory", ("free", "largest")),
     Entry("07_mixed_precision", "Mixed precision: fewer bits, the same loss", 25, "mixed_precision", ("amp-step",)),
     Entry("08_fused_kernels", "Fused kernels: one swap, how much faster?", 30, "fused_kernels", ("attention",)),
     Entry("09_host", "Waiting for the host: many small operations", 30, "host", ("distances", "loop")),

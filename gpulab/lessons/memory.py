@@ -1,7 +1,12 @@
-"""Lesson 06, memory: what fills it, a model of an allocator, checkpointing, convolutions with fewer FLOPs."""
+"""Lesson 06, memory: what fills it, who holds it, what fits, a model of an allocator, convolutions with fewer FLOPs."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -11,14 +16,16 @@ import torch
 from msgspec import Struct, field
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpulab.formatting import duration, factor, size
+from gpulab.analysis.memory_peak import PeakMemory, ledgers_of, memory_peak
+from gpulab.api.memory import fit
+from gpulab.api.profile import profile
+from gpulab.formatting import duration, size
 from gpulab.lessons.check import (
     Checked,
     Mistakes,
+    NotMeasured,
     Table,
     exercise,
     fault,
@@ -27,63 +34,45 @@ from gpulab.lessons.check import (
     time_pairs,
     wrong,
 )
-from gpulab.lessons.figures import A_MODEL, BLUE, ORANGE, Row, draw_rows, stacked
+from gpulab.lessons.digits import DigitsInMemory
+from gpulab.lessons.figures import A_MODEL, BLUE, Row, draw_rows, stacked
 from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.measured import latest_experiment, latest_run, notes
 from gpulab.lessons.ranks import saved_activations
-from gpulab.lessons.training import bytes_of, default_device, forward_and_backward, seeded
+from gpulab.lessons.training import default_device, forward_and_backward
+from gpulab.memory.room import status_bytes
+from gpulab.memory.survey import notebook, survey
+from gpulab.memory_record import Holding
+from gpulab.run import Run
+from gpulab.tuning.code import Code
+from gpulab.tuning.fit import Probe, Prober, line_through, prove_cure
+from gpulab.user_code import CELL_WITHOUT_IPYTHON, PACKAGE_FOLDER
+from gpulab.views.memory import Cured
+from gpulab.views.report.memory_sections import COLOURS, title_of
 from gpulab.views.waiting import waiting
-from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HALF = 0.6  # of the bytes saved without checkpoints: the most that correct checkpointing keeps
-
 
 class Block(nn.Module):
-    """A residual block of an MLP. `checkpointing`: its activations are recomputed in backward, not kept."""
+    """A residual block of an MLP."""
 
-    def __init__(self, width: int, *, checkpointing: bool = False) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.checkpointing = checkpointing
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.checkpointing and self.training:
-            again: Tensor = checkpoint(self.layers, x, use_reentrant=False)
-            return x + again
         out: Tensor = x + self.layers(x)
         return out
 
 
-def deep_network(width: int = 128, depth: int = 8, *, checkpointing: bool = False) -> nn.Sequential:
+def deep_network(width: int = 128, depth: int = 8) -> nn.Sequential:
     """64 pixels → 10 classes, with `depth` blocks between them."""
-    blocks = [Block(width, checkpointing=checkpointing) for _ in range(depth)]
-    return nn.Sequential(nn.Linear(64, width), *blocks, nn.Linear(width, 10))
+    return nn.Sequential(nn.Linear(64, width), *(Block(width) for _ in range(depth)), nn.Linear(width, 10))
 
 
 # -- what fills it -----------------------------------------------------------------------------------------------------
-
-
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> dict[str, int]:
-    """What a training step keeps, in bytes: weights, gradients, optimizer, activations (kept for the backward pass).
-
-    Measured in one step on these inputs; afterwards, weights and optimizer are as after a step with learning rate 0.
-    """
-    optimizer.zero_grad()
-    saved, loss = activation_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
-    torch.autograd.backward(loss)
-    gradients = sum(bytes_of(p.grad) for p in model.parameters() if p.grad is not None)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    state = sum(bytes_of(v) for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
-    optimizer.zero_grad()
-    weights = sum(map(bytes_of, model.parameters()))
-    return {"weights": weights, "gradients": gradients, "optimizer": state, "activations": saved}
 
 
 def activation_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
@@ -93,52 +82,108 @@ def activation_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[i
     return saved.now_bytes, result
 
 
-_measured: dict[str, float] = {}  # shares for the guesses
+def _peak(run: Run) -> PeakMemory:
+    """What filled the memory of a run at its peak. Raises NotMeasured if its ledger is missing."""
+    peak = memory_peak(run)
+    if peak is None:
+        raise NotMeasured("That run has no ledger of its memory: run its cell again, for three steps at least.")
+    return peak
 
 
-def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figure:
-    """What a step with AdamW keeps by batch size, as measured: bars of weights, gradients, optimizer and activations.
+def _activations_share() -> float:
+    peak = _peak(latest_run("as-written"))
+    return peak.share(peak.ledger.of("saved activations"))
 
-    The share of activations with the largest batch is kept for the guess.
+
+def _activations(name: str) -> dict[str, int]:
+    """The most bytes of activations in a ledger of each side of a comparison. Raises NotMeasured."""
+    runs = {side.label: side.facts.run for side in latest_experiment(name).sides if side.facts is not None}
+    counts = {label: [ledger.of("saved activations") for ledger in ledgers_of(run)] for label, run in runs.items()}
+    return {label: max(each, default=0) for label, each in counts.items()}
+
+
+def _kept_share() -> float:
+    before, after = _activations("checkpointing").values()
+    return after / max(1, before)
+
+
+@notes
+def activations_table(name: str) -> Table:
+    """What each side of a comparison keeps for its backward pass, from its ledger."""
+    return Table.of(("", "saved activations"), [(label, size(count)) for label, count in _activations(name).items()])
+
+
+def _with_batch_size(name: str, count: int) -> str:
+    """The text of that run's cell with another batch size. Raises NotMeasured."""
+    return re.sub(r"batch_size = \d+", f"batch_size = {count}", latest_run(name).code)
+
+
+@notes
+def draw_peaks(name: str, batch_sizes: Sequence[int]) -> Figure:
+    """What fills the memory at the peak with each batch size: bars, from three steps each of that run's cell.
+
+    The cell runs as if it was run again: the notebook's variables are then those of the last batch size.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    device = next(model.parameters()).device
-    with waiting("counting the bytes of a step with each batch size"):
-        states = [
-            state_bytes(model, optimizer, data.pixels[:count].to(device), data.labels[:count].to(device))
-            for count in batch_sizes
-        ]
-    largest = states[batch_sizes.index(max(batch_sizes))]
-    _measured["activations"] = largest["activations"] / sum(largest.values())
-    colours = {"weights": "#4D4D4D", "gradients": PARTS["optimizer"].colour, "optimizer": ORANGE, "activations": BLUE}
+    peaks = []
+    with waiting("running the cell with each batch size"):
+        for count in batch_sizes:
+            code = compile(_with_batch_size(name, count), CELL_WITHOUT_IPYTHON, "exec")
+            with profile(f"batch of {count}", steps=3, trace=False, live=False, save=False, show=False) as profiled:
+                exec(code, notebook()[1])
+            peaks.append(_peak(profiled.run))
+    kinds = [kind for kind in COLOURS if any(peak.ledger.of(kind) for peak in peaks)]
     rows = [
-        Row(f"batch of {count}", stacked((state[kind] / 2**20, colour) for kind, colour in colours.items()))
-        for count, state in zip(batch_sizes, states, strict=True)
+        Row(f"batch of {count}", stacked((peak.ledger.of(kind) / 2**20, COLOURS[kind]) for kind in kinds))
+        for count, peak in zip(batch_sizes, peaks, strict=True)
     ]
-    return draw_rows(rows, "what one step keeps in memory", "MiB, measured", legend=colours)
+    legend = {title_of(kind): COLOURS[kind] for kind in kinds}
+    return draw_rows(rows, "what fills the memory at its peak", "MiB, measured", legend=legend)
 
 
-def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -> Table:
-    """The activations that a step keeps, in the baseline and with every block checkpointed; both train alike."""
-    saved: list[int] = []
-    gradients: list[Tensor] = []
-    inputs, labels = data.pixels[:batch_size], data.labels[:batch_size]
-    with waiting("counting the bytes of a step with and without checkpoints"):
-        for checkpointing in (False, True):
-            with seeded():
-                model = deep_network(width, depth, checkpointing=checkpointing)
-            activations, loss = activation_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))  # noqa: B023
-            torch.autograd.backward(loss)
-            saved.append(activations)
-            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    _measured["kept"] = saved[1] / max(saved[0], 1)
-    return Table(
-        (
-            f"baseline          {size(saved[0])} of activations",
-            f"with checkpoints  {size(saved[1])}: {factor(saved[0] / max(saved[1], 1))} times less",
-            f"largest difference of a gradient: {(gradients[0] - gradients[1]).abs().max().item():.3g}",
-        )
-    )
+# -- a batch that does not fit -----------------------------------------------------------------------------------------
+
+_CHILD = "from gpulab.lessons.memory import run_in_little_memory as run; run(*__import__('json').load(open(0)))"
+_IMPORTS = "import torch; from torch.nn import functional; from torch.utils.data import DataLoader, TensorDataset"
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}  # glibc gives freed tensors back at once
+LONGEST_S = 120.0
+
+
+@notes
+def fit_in_little_memory(name: str, batch_size: int, mebibytes: int) -> Table:
+    """Fit the cell of that run, with that batch size, in a process of its own that may take so much more memory."""
+    words, request = [sys.executable, "-c", _CHILD], json.dumps([_with_batch_size(name, batch_size), mebibytes])
+    path = os.pathsep.join(filter(None, (str(PACKAGE_FOLDER.parent), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, **_MALLOC, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    try:
+        with waiting("searching in a process with little memory"):
+            done = subprocess.run(words, input=request, capture_output=True, text=True, timeout=LONGEST_S, env=environ)
+    except subprocess.TimeoutExpired:
+        raise NotMeasured(f"The process did not end within {LONGEST_S:g} seconds.") from None
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it was killed"])[-1]
+        raise NotMeasured(f"The process with little memory ended early: {why}")
+    return Table(tuple(line for line in done.stdout.rstrip().splitlines() if not line.startswith("The rest: ")))
+
+
+def run_in_little_memory(code: str, mebibytes: int) -> None:
+    """In a child process: limit its memory, fit the cell's batch size, and try the present one with checkpointing."""
+    import resource
+
+    names = {"__name__": "__main__", "digits": DigitsInMemory(), "device": torch.device("cpu")}
+    exec(_IMPORTS, names)
+    cell = Code.of_text(code, {**names, "deep_network": deep_network})
+    prober, probes = Prober(cell), list[Probe]()
+    prober.within(lambda: probes.append(prober.run({"batch_size": 16, "checkpointing": True})))  # imports
+    used = status_bytes("VmSize")
+    if used is None:
+        sys.exit("this system does not say how much memory a process has")
+    resource.setrlimit(resource.RLIMIT_AS, (used + (mebibytes << 20), resource.RLIM_INFINITY))
+    fitted = fit(cell, show=False)
+    prober.within(lambda: probes.append(prober.run({})))
+    if probes[-1].fits:
+        sys.exit("the batch fits here as it is")
+    print(fitted.text())
+    prober.within(lambda: print(Cured(fitted.result, prove_cure(prober, {"checkpointing": True}), None).text()))
 
 
 # -- the allocator, a model --------------------------------------------------------------------------------------------
@@ -263,139 +308,74 @@ def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tenso
     return name, f"{parameters:,}", f"{mega:.0f}", size(saved), duration(1e6 * speed.after_s), words
 
 
-# -- a graph that is kept ----------------------------------------------------------------------------------------------
-
-
-def activations_of_losses(steps: int, *, with_graph: bool) -> Table:
-    """The bytes that a list of losses holds after so many steps: with their graphs, or as plain numbers."""
-    model = deep_network(64, 2)
-    x, labels = torch.randn(32, 64), torch.randint(10, (32,))
-    losses: list[object] = []
-    saved = 0
-    with waiting("counting the bytes that losses hold"):
-        for _ in range(steps):
-            activations, loss = activation_bytes(model, lambda: functional.cross_entropy(model(x), labels))
-            losses.append(loss if with_graph else loss.item())
-            saved += activations if with_graph else 0
-    what = "losses with their graphs" if with_graph else "losses as numbers"
-    return Table((f"after {steps} steps, {what}: {size(saved)} of activations are kept",))
-
-
-# -- needless copies ---------------------------------------------------------------------------------------------------
-
-
-def activations_of_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]]) -> Table:
-    """The bytes of activations that each of `forwards` keeps; the weights of `model` are not counted."""
-    with waiting("counting the bytes of each forward pass"):
-        saved = {name: activation_bytes(model, forward)[0] for name, forward in forwards.items()}
-    return Table.of(("", "activations"), [(name, size(amount)) for name, amount in saved.items()])
-
-
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
-def _count(model: nn.Module, rule: Callable[[nn.Parameter], int]) -> int:
-    return sum(map(rule, model.parameters()))
+@exercise("Put the owner's name in place of the dots, let go of it and of the outputs, then run both cells again.")
+def check_free(owner: Any) -> Checked:
+    """Whether `owner` is the name that grows with each run, and neither it nor an output holds memory any more."""
+    account = latest_run("watched").memory_account
+    growth = account and (account.rerun or next(iter(account.growth), None))
+    if not account or not growth:
+        raise NotMeasured("The latest run 'watched' shows no growth: run its cell three times.")
+    name = re.split(r"[\[. ]", growth.owner)[0]
+    if owner != name:
+        return wrong(f"It is not {owner!r}: the finding says which name grows with each run, and it is a text.")
+    before = _bytes_of(rf"{name}\b", account.ledgers[-1].holdings)
+    rows = [row for rows in survey(*notebook()).owners.values() for row in rows]
+    cures = {name: (rf"{name}\b", f"del {name}"), "Out": (r"(Out|_+\d*)\b", "%gpulab memory --free out")}
+    for what, (owners, cure) in cures.items():
+        if (held := _bytes_of(owners, rows)) > 1_000_000:
+            return wrong(f"{what} still holds {size(held)}: {cure}. Look again with %gpulab memory.")
+    left = sum(row.bytes for row in rows)
+    return right(f"{name} held {size(before)} in the last run and holds nothing now; {size(left)} of tensors are left.")
 
 
-def _adamw_bytes(model: nn.Module) -> int:
-    return _count(model, lambda p: bytes_of(p) * (4 if p.requires_grad else 1))
+def _bytes_of(owners: str, rows: Iterable[Holding]) -> int:
+    return sum(row.bytes for row in rows if re.match(owners, row.owner))
 
 
-STATE_MISTAKES: Mistakes = (
-    ("A frozen parameter still has its weights.", lambda m: _count(m, lambda p: 4 * bytes_of(p) * p.requires_grad)),
-    (
-        "Not every number has four bytes: ask the parameter for its element_size().",
-        lambda m: _count(m, lambda p: p.numel() * (16 if p.requires_grad else 4)),
-    ),
-    ("A frozen parameter has no gradient and no averages.", lambda m: _count(m, lambda p: 4 * bytes_of(p))),
-    ("A frozen parameter has no gradient and no averages.", lambda m: _count(m, lambda p: 16 * p.numel())),
-    (
-        "Those are the weights alone: gradients and the optimizer's averages come on top.",
-        lambda m: _count(m, bytes_of),
-    ),
-    ("AdamW keeps two averages of each gradient, too.", lambda m: _count(m, lambda p: 2 * bytes_of(p))),
-    (
-        "AdamW keeps two averages of each gradient, too.",
-        lambda m: _count(m, lambda p: bytes_of(p) * (1 + p.requires_grad)),
-    ),
-    ("Weight, gradient, and how many averages?", lambda m: _count(m, lambda p: 3 * bytes_of(p))),
-    ("That is a count of numbers; how many bytes has each?", lambda m: _count(m, lambda p: 4 * p.numel())),
+def _largest(budget: float, first: tuple[int, float], second: tuple[int, float]) -> int:
+    predicted = line_through({first[0]: int(first[1]), second[0]: int(second[1])}).largest(budget)
+    return predicted[0] if predicted is not None else 0
+
+
+LARGEST_MISTAKES: Mistakes = (
+    ("Memory is not proportional to the batch: m0 is there without any sample.", lambda m, a, b: m * b[0] // b[1]),
+    ("m0 is there, too: take it from the budget first.", lambda m, a, b: m * (b[0] - a[0]) // (b[1] - a[1])),
+    ("So many fit beside the first batch.", lambda m, a, b: (m - a[1]) * (b[0] - a[0]) // (b[1] - a[1])),
+    ("One sample more than fits: round down.", lambda m, a, b: _largest(m, a, b) + 1),
 )
 
 
 @exercise()
-def check_state(adamw_bytes: Any) -> Checked:
-    """Whether `adamw_bytes(model)` returns weights + gradients + AdamW's state of the parameters that are trained."""
-    frozen = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    frozen[0].requires_grad_(False)
-    for words, model in (
-        ("of 32-bit weights", nn.Linear(10, 3)),
-        ("whose first layer is frozen", frozen),
-        ("of 16-bit weights", nn.Linear(6, 6).to(torch.bfloat16)),
-    ):
-        hint = fault(
-            adamw_bytes,
-            _adamw_bytes,
-            [(model,)],
-            STATE_MISTAKES,
-            otherwise="Weights, gradients and two averages, each in the bytes of its parameter.",
-            same=lambda got, expected: abs(got - expected) <= 64,  # AdamW's count of steps is a number per parameter
-        )
-        if hint:
-            return wrong(f"For a model {words}: expected {_adamw_bytes(model):,}. {hint}")
-    return right("Four times the bytes of each trained parameter: weight, gradient and two averages.")
-
-
-@exercise()
-def check_checkpointing(my_network: Any) -> Checked:
-    """Whether `my_network(blocks)` returns a module equal to the blocks that keeps far less for backward."""
-    with seeded():
-        blocks = [Block(16).double() for _ in range(6)]
-        x = torch.randn(32, 16, dtype=torch.float64, requires_grad=True)
-    plain = nn.Sequential(*blocks)
-    mine = my_network(blocks)
-    if not callable(mine):
-        return wrong(f"It gives a {type(mine).__name__}; expected a module (or a function of x).")
-    expected_bytes, expected = activation_bytes(plain, lambda: plain(x).square().mean())
-    my_bytes, got = activation_bytes(plain, lambda: mine(x).square().mean())
-    if not torch.allclose(got, expected):
-        return wrong("It computes something else than the blocks, one after the other. Does each block run once?")
-    tensors = [x, *plain.parameters()]
-    my_gradients: Sequence[Tensor | None] = torch.autograd.grad(got, tensors, allow_unused=True)
-    right_gradients = torch.autograd.grad(expected, tensors)
-    for ours, theirs in zip(my_gradients, right_gradients, strict=True):
-        if ours is None:
-            return wrong("Some weights get no gradient: was something detached, or computed under no_grad?")
-        if not torch.allclose(ours, theirs):
-            return wrong("The gradients are not those of the blocks.")
-    if my_bytes > HALF * expected_bytes:
-        return wrong(
-            f"It still keeps {size(my_bytes)} for backward, against {size(expected_bytes)} of the blocks as they are. "
-            "Wrap each block: checkpoint(block, x, use_reentrant=False)."
-        )
-    return right(f"The same result and gradients, {size(my_bytes)} kept instead of {size(expected_bytes)}.")
+def check_largest(largest: Any) -> Checked:
+    """Whether `largest(budget, first, second)` is the batch at which m0 + m1·B reaches the budget, rounded down."""
+    cases = [(60e6, (64, 20e6), (256, 32e6)), (100.1e6, (8, 11e6), (32, 11.7e6)), (16e9, (16, 6e9), (48, 9.5e9))]
+    hint = fault(
+        largest,
+        _largest,
+        cases,
+        LARGEST_MISTAKES,
+        otherwise="m1 is the bytes of one sample, from the difference; then m0; then (budget - m0) / m1, rounded down.",
+        name="largest",
+    )
+    return wrong(hint) if hint else right("m1 from the difference, m0 from the rest: %gpulab fit does the same.")
 
 
 QUESTIONS: Mapping[str, Question] = {
     "activations": share(
-        "What share of a step's memory are activations, with batches of 512?",
-        lambda: _measured.get("activations"),
-        "of what a step with batches of 512 keeps are activations",
+        "What share of all tensors at the peak are saved activations?",
+        _activations_share,
+        "of all tensors at the peak are saved activations",
     ),
     "kept": share(
         "What share of the activations does a step still keep with checkpoints?",
-        lambda: _measured.get("kept"),
+        _kept_share,
         "of the activations are kept with checkpoints",
     ),
     "checkpointing": times(
-        "What speedup does checkpointing give? (0.5: 2× slower)",
-        "checkpointing",
-        "with checkpointing",
+        "What speedup does checkpointing give? (0.5: 2× slower)", "checkpointing", "with checkpointing"
     ),
-    "copies": times(
-        "What speedup does dropping the needless copies give?",
-        "copies",
-        "without needless copies",
-    ),
+    "copies": times("What speedup does dropping the needless copies give?", "copies", "without needless copies"),
 }

@@ -1,78 +1,108 @@
-"""Lesson 06: bytes that are counted, an allocator that is a model, and two exercises."""
+"""Lesson 06: peaks of real runs, what is let go of, a fit with little memory, and an allocator that is a model."""
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from matplotlib.patches import Rectangle
 
-from gpulab.formatting import size
-from gpulab.lessons.digits import DigitsInMemory
+from gpulab.lessons import memory
+from gpulab.lessons.check import Note
 from gpulab.lessons.memory import (
     Allocator,
-    activations_of_each,
-    activations_of_losses,
-    bytes_with_and_without,
+    check_free,
     convolutions,
+    deep_network,
     draw_allocators,
+    draw_peaks,
+    fit_in_little_memory,
     fragmented,
-    state_bytes,
 )
+from gpulab.memory_record import Growth, Holding, Ledger, MemoryAccount
+
+TRAINING = """
+batch_size = 512
+network = deep_network(width=128, depth=8).to(device)
+optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+loader = DataLoader(TensorDataset(digits.pixels, digits.labels), batch_size=batch_size)
+for pixels, labels in loader:
+    loss = functional.cross_entropy(network(pixels), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+little = pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space")
 
 
-@pytest.fixture(scope="module")
-def digits() -> DigitsInMemory:
-    return DigitsInMemory()
+def ran(monkeypatch: pytest.MonkeyPatch, code: str, account: MemoryAccount | None = None, **names: Any) -> None:
+    """Make it the latest run of every name, in a notebook with these variables."""
+    monkeypatch.setattr(memory, "latest_run", lambda name: SimpleNamespace(code=code, memory_account=account))
+    monkeypatch.setattr(memory, "notebook", lambda: (SimpleNamespace(), names))
 
 
-def test_what_a_step_keeps_is_counted(digits: DigitsInMemory) -> None:
-    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    small, large = (state_bytes(model, optimizer, digits.pixels[:n], digits.labels[:n]) for n in (10, 40))
-    weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)
-    assert small["weights"] == small["gradients"] == weights
-    assert 2 * weights <= small["optimizer"] <= 2 * weights + 64, "two averages, and a count of steps each"
-    assert (small["weights"], small["optimizer"]) == (large["weights"], large["optimizer"])
-    assert small["activations"] >= 4 * 10 * (64 + 32)
-    per_sample = (large["activations"] - small["activations"]) / 30
-    assert per_sample == pytest.approx(small["activations"] / 10, rel=0.05), "a straight line over the batch"
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "nothing was trained"
+def test_only_activations_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {"deep_network": deep_network, "device": torch.device("cpu")}
+    exec(memory._IMPORTS, names)
+    digits = SimpleNamespace(pixels=torch.randn(1600, 64), labels=torch.randint(10, (1600,)))
+    ran(monkeypatch, TRAINING, digits=digits, **names)
+    figure = draw_peaks("as-written", (256, 512))
+    assert not isinstance(figure, Note)
+    patches = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    bars = [(round(bar.get_y(), 2), bar.get_width()) for bar in patches if bar.get_width() > 0.1]
+    rows = [[width for at, width in bars if at == row] for row in sorted({at for at, _ in bars})]
+    small, large = sorted(rows, key=sum)
+    assert len(small) == len(large)
+    grown = [(a, b) for a, b in zip(small, large, strict=True) if b > 1.01 * a]
+    assert len(grown) == 1 and grown[0][1] == pytest.approx(2 * grown[0][0], rel=0.1)
+    assert sum(small) - grown[0][0] == pytest.approx(sum(large) - grown[0][1], rel=0.02)
 
 
-def test_checkpoints_keep_less_and_train_alike(digits: DigitsInMemory) -> None:
-    state = torch.get_rng_state()
-    lines = repr(bytes_with_and_without(32, 4, digits, 64)).splitlines()
-    assert "times less" in lines[1] and lines[2].endswith(": 0")
-    assert torch.equal(state, torch.get_rng_state())
+@pytest.mark.parametrize("rerun", [True, False])
+def test_what_is_still_held_is_named(monkeypatch: pytest.MonkeyPatch, rerun: bool) -> None:
+    growth = Growth("features", 4e6, 3)
+    ledger = Ledger("cpu", 9, "update", (Holding("variables", "features", 12_000_000),))
+    account = MemoryAccount((ledger,), growth=() if rerun else (growth,), rerun=growth if rerun else None)
+    outputs = {7: torch.ones(1_000_000)}
+    ran(monkeypatch, "", account, features=[torch.ones(2_000_000)], Out=outputs, _7=outputs[7])
+    assert check_free(...).state == "unanswered"
+    assert "not 'hidden'" in check_free("hidden").hint
+    checked = check_free("features")
+    assert checked.state == "wrong" and "features still holds 7.63 MiB: del features" in checked.hint
+    ran(monkeypatch, "", account, Out={}, _7=outputs.pop(7))
+    checked = check_free("features")
+    assert checked.state == "wrong" and "Out still holds 3.81 MiB: %gpulab memory --free out" in checked.hint
+    ran(monkeypatch, "", account)
+    checked = check_free("features")
+    assert checked.state == "right" and "features held 11.4 MiB in the last run" in checked.hint
 
 
-def test_kept_graphs_grow_and_numbers_do_not() -> None:
-    assert ": 0 bytes of activations" in repr(activations_of_losses(5, with_graph=False))
-    assert repr(activations_of_losses(5, with_graph=True)) != repr(activations_of_losses(50, with_graph=True))
+def test_a_run_without_growth_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for account in (None, MemoryAccount()):
+        ran(monkeypatch, "", account)
+        assert check_free("features").state == "unanswered"
 
 
-def test_a_copy_is_kept_beside_what_it_copies() -> None:
-    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-    x = torch.randn(16, 8)
+@little
+@pytest.mark.slow("a real search for the batch that fits into little memory")
+def test_checkpointing_makes_the_batch_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(monkeypatch, TRAINING)
+    words = repr(fit_in_little_memory("as-written", 4096, 160))
+    assert "fit of batch_size (now 4,096)" in words and "limit: RLIMIT_AS" in words
+    assert "checkpointing=on with batch_size=4,096 fits" in words and "baseline        –" in words
 
-    def forward(copied: bool) -> Tensor:
-        y = x
-        for layer in layers:
-            y = torch.relu(layer(y))
-            y = y.clone() if copied else y
-        return y
 
-    table = activations_of_each(layers, {"copies": lambda: forward(True), "none": lambda: forward(False)})
-    each = 16 * 8 * 4  # bytes of a result: the input and three results; a copy of each that a layer reads
-    assert [line.split()[:3] for line in table.lines[1:]] == [
-        ["copies", *size(6 * each).split()],
-        ["none", *size(4 * each).split()],
-    ]
+@little
+def test_a_process_that_ends_early_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(monkeypatch, TRAINING.replace("loss.backward()", "loss.backwards()"))
+    note = fit_in_little_memory("as-written", 64, 160)
+    assert isinstance(note, Note) and "has no attribute 'backwards'" in note.words
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 9)), max_size=40), st.booleans())

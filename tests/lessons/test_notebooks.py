@@ -54,6 +54,15 @@ BY_HAND = {
 }  # the answer is a figure of the reader's own run
 OPTIONAL = ("torch_tb_profiler", "h5py", "optuna")
 ASSERTED = {  # of what a lesson has measured, in its own kernel after its last cell
+    "06_memory": """
+from gpulab.lessons.measured import latest_run
+
+account = latest_run("watched").memory_account
+assert account.rerun.owner == account.growth[0].owner == "features"
+assert account.growth[0].line.endswith("features.append(hidden)")
+assert 5 < lesson.reveal("kept").measured < 25
+assert not lesson.check("free").hint.startswith("features still")
+""",
     "12_split_model": """
 from gpulab.lessons import split_model
 from gpulab.lessons.measured import latest_ranks
