@@ -178,7 +178,9 @@ class MemoryReader:
         return MemoryAccount(
             ledgers=tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, owners)),
             growth=tuple(_growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")),
-            rerun=growth_of_runs(naming.code, lambda: all_roots(shell, namespace), barriers) if naming.code else None,
+            rerun=growth_of_runs(naming.code, lambda: all_roots(shell, namespace), barriers, naming.above)
+            if naming.code
+            else None,
             pool=None if gpu is None else pool_of(gpu),
             room=room_of(gpu),
             cost_ns=self.cost_ns,

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from gpulab.memory.owners import Root, Walk
 from gpulab.memory.storages import Key, Live, live
 from gpulab.memory_record import Growth
@@ -93,10 +95,13 @@ def forget_runs() -> None:
     _cells.clear()
 
 
-def growth_of_runs(code: str, stages: Callable[[], Iterable[list[Root]]], barriers: Iterable[object]) -> Growth | None:
+def growth_of_runs(
+    code: str, stages: Callable[[], Iterable[list[Root]]], barriers: Iterable[object], above: int = 0
+) -> Growth | None:
     """To be called at the end of each run of a cell: the owner that keeps more after each of the last three runs.
 
-    Names are searched only if memory grew. Garbage that waits for its collection does not count.
+    Names are searched only if memory grew. Garbage that waits for its collection does not count. `above`: as in
+    `growing_line`.
     """
     runs = _cells.setdefault(code, [])
     while len(_cells) > _MOST_CELLS:
@@ -120,7 +125,8 @@ def growth_of_runs(code: str, stages: Callable[[], Iterable[list[Root]]], barrie
     each = [b.bytes - a.bytes for a, b in pairwise(runs)]
     if min(each) < LEAST_BYTES or max(each) > 2 * min(each) or not before.names:
         return None
-    return _grown(code, now, walk, runs, names)
+    growth = _grown(now, walk, runs, names)
+    return growth and replace(growth, line=growing_line(code, growth.owner, above))
 
 
 def _walk(keys: Iterable[Key], stages: Callable[[], Iterable[list[Root]]], barriers: Iterable[object]) -> Walk:
@@ -132,12 +138,11 @@ def _walk(keys: Iterable[Key], stages: Callable[[], Iterable[list[Root]]], barri
     return walk
 
 
-def _grown(code: str, now: Live, walk: Walk, runs: list[_Run], names: dict[str, int]) -> Growth | None:
+def _grown(now: Live, walk: Walk, runs: list[_Run], names: dict[str, int]) -> Growth | None:
     grown = {name: count - runs[-2].names.get(name, 0) for name, count in names.items()}
     root = max(grown, key=lambda name: grown[name], default="")
     if not root or grown[root] < LEAST_BYTES:
         return None
     keys = walk.by_root()[root]
     fresh = [key for key in keys if all(reference() is None for reference in runs[0].tensors.get(key, ()))]
-    name = walk.name_of(root, fresh or keys, now.bytes)
-    return Growth(name, float(grown[root]), RUNS - 1, growing_line(code, name))
+    return Growth(walk.name_of(root, fresh or keys, now.bytes), float(grown[root]), RUNS - 1)

@@ -59,7 +59,7 @@ from gpulab.lessons.measured import latest_run
 
 account = latest_run("watched").memory_account
 assert account.rerun.owner == account.growth[0].owner == "features"
-assert account.growth[0].line.endswith("features.append(hidden)")
+assert account.growth[0].line == account.rerun.line == "line 8: features.append(hidden)"
 assert 5 < lesson.reveal("kept").measured < 25
 assert not lesson.check("free").hint.startswith("features still")
 """,

@@ -152,6 +152,15 @@ def test_a_cell_that_keeps_more_is_told_at_its_third_run(name: str) -> None:
     assert owners[:2] == ["", ""] and all(owner.startswith(name) for owner in owners[2:])
 
 
+def test_the_line_counts_what_is_above_the_code() -> None:
+    """As in a cell below its magic, and as in the finding about a step."""
+    names: dict[str, Any] = {"history": []}
+    for _ in range(3):
+        names["history"].append(block())
+        growth = growth_of_runs("x = 1\nhistory.append(x)", lambda: [notebook_roots(None, names)], (), above=1)
+    assert growth is not None and growth.line == "line 3: history.append(x)"
+
+
 @pytest.mark.parametrize("work", CONTROLS)
 def test_a_cell_that_keeps_nothing_more_is_not_told(work: Callable[[dict[str, Any]], Any]) -> None:
     assert not any(told(work, {"model": torch.nn.Linear(1000, 1000)}))
