@@ -20,7 +20,6 @@ from gpulab.thresholds import DEFAULT, Thresholds
 
 _MOST = 0.5  # ours, share of the profiled time
 _APART = 2.0  # ours, in either direction
-GROWING = ("rerun_leak", "memory_growth")
 FAULT = "A fault of gpulab's own: please report it"
 
 
@@ -79,7 +78,7 @@ def _measured_beside(findings: Sequence[Finding]) -> str:
 
 def _growing(findings: Sequence[Finding]) -> str:
     """That memory grows, unless it is the first finding itself: it costs no time now, and ends the work later."""
-    return " ".join(f.summary for f in findings[1:] if f.key in GROWING and f.confidence == "measured")
+    return " ".join(f.summary for f in findings[1:] if kind_of(f.key).beside_headline and f.confidence == "measured")
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:

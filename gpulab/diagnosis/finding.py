@@ -311,7 +311,8 @@ class FindingKind(Struct, frozen=True):
     `explains` are keys of symptoms: they are dropped if a finding of this kind has a time, because that time is the
     cause's time. `second_round`: the rule runs again as if the first finding were cured, because its limit is far above
     the silence. `of_job`: it concerns all ranks of a job, not one rank. `is_bound`: its time is what faster kernels
-    would save, by the bytes that they would not move. A `role` of "context" is not a cause, but shown with each cause;
+    would save, by the bytes that they would not move. `beside_headline`: its summary stands beside another headline: it
+    costs no time now and ends the work later. A `role` of "context" is not a cause, but shown with each cause;
     "all is well" and "open question" are verdicts, for runs without a cause; the "end of the run" leads in any case.
     """
 
@@ -325,6 +326,7 @@ class FindingKind(Struct, frozen=True):
     of_job: bool = False
     is_bound: bool = False
     role: Role = "cause"
+    beside_headline: bool = False
 
     @property
     def is_verdict(self) -> bool:

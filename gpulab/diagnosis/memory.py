@@ -144,7 +144,7 @@ def fragmentation(context: RuleContext) -> Finding | None:
 
 FINDINGS = (
     FindingKind("out_of_memory", "running out of memory", out_of_memory, lesson="06_memory", role="end of the run"),
-    FindingKind("memory_growth", "growing memory", memory_growth, lesson="06_memory"),
-    FindingKind("rerun_leak", "memory kept by each run of the cell", rerun_leak, lesson="06_memory"),
+    FindingKind("memory_growth", "growing memory", memory_growth, lesson="06_memory", beside_headline=True),
+    FindingKind("rerun_leak", "memory kept by each run", rerun_leak, lesson="06_memory", beside_headline=True),
     FindingKind("fragmentation", "fragmented GPU memory", fragmentation, lesson="06_memory"),
 )
