@@ -58,8 +58,8 @@ ASSERTED = {  # of what a lesson has measured, in its own kernel after its last 
 from gpulab.lessons.measured import latest_run
 
 account = latest_run("watched").memory_account
-assert account.rerun.owner == account.growth[0].owner == "features"
-assert account.growth[0].line == account.rerun.line == "line 8: features.append(hidden)"
+for growth in (account.rerun, *account.growth):  # a quick run is too short for growth per step
+    assert (growth.owner, growth.line) == ("features", "line 8: features.append(hidden)")
 assert 5 < lesson.reveal("kept").measured < 25
 assert not lesson.check("free").hint.startswith("features still")
 """,
