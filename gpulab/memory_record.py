@@ -9,7 +9,7 @@ from msgspec import Struct
 HoldingKind = Literal[
     "parameters", "buffers", "gradients", "optimizer state", "saved activations", "batches", "variables", "unnamed"
 ]
-Moment = Literal["backward", "update"]
+Moment = Literal["backward", "update", "end"]
 
 
 class Holding(Struct, frozen=True):
@@ -27,7 +27,7 @@ class Holding(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """All live tensors on one device at one moment of a step: before the backward pass, or before the update.
+    """All live tensors on one device at one moment: before a backward pass, before an update, or at the end of the run.
 
     `peak_bytes`: the most that the allocator held in that step (CUDA); None: the allocator keeps no statistics (CPU).
     """

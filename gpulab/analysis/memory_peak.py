@@ -61,7 +61,7 @@ def ledgers_of(run: Run) -> tuple[Ledger, ...]:
 
 def memory_peak(run: Run) -> PeakMemory | None:
     """None if no ledger was taken: the code had fewer than two backward passes."""
-    ledgers = ledgers_of(run)
+    ledgers = [ledger for ledger in ledgers_of(run) if ledger.moment != "end"]
     if not ledgers:
         return None
     first = ledgers[: next((i for i, one in enumerate(ledgers) if one.step != ledgers[0].step), len(ledgers))]

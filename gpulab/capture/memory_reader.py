@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import wraps
 from itertools import islice
@@ -23,7 +23,7 @@ from gpulab.capture.stack_reader import Spot
 from gpulab.devices.gpus import in_graph_capture, torch_with_cuda
 from gpulab.memory.failure import explain, memory_error
 from gpulab.memory.growth import growing_line, growth_of_runs, steady_growth
-from gpulab.memory.ledger import Claim, claims, holdings, module_names
+from gpulab.memory.ledger import GRAPH, Claim, claims, holdings, module_names
 from gpulab.memory.owners import Owner, Walk
 from gpulab.memory.room import pool_of, room_of
 from gpulab.memory.storages import Key, Live, attribute, live, storages_of, unobserved
@@ -167,16 +167,17 @@ class MemoryReader:
             ledgers = tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, []))
             return MemoryAccount(ledgers, failure=failure, room=failure.room, pool=failure.pool, cost_ns=self.cost_ns)
         now = live()
-        rest = _unclaimed(now, claims(now, {}))
-        end = _Snapshot("update", max(0, steps - 1), now.bytes, {}, rest, {}, {})
+        purposes = claims(now, {})
+        end = _Snapshot("end", max(0, steps - 1), now.bytes, purposes, _unclaimed(now, purposes), {}, _peaks())
         walk = Walk(_rest_keys([*self._snapshots, end]), NAMING_NS, barriers)
         if walk.missing:
             for roots in islice(all_roots(shell, namespace), CHEAP):
                 walk.follow(roots)
         owners = walk.owners(now.bytes)
         updates = [shot for shot in self._snapshots if shot.moment == "update"]
+        shots = [*self._snapshots, end] if self._snapshots else []
         return MemoryAccount(
-            ledgers=tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, owners)),
+            ledgers=tuple(one for shot in shots for one in self._ledgers(shot, naming, owners)),
             growth=tuple(_growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")),
             rerun=growth_of_runs(naming.code, lambda: all_roots(shell, namespace), barriers, naming.above)
             if naming.code
@@ -188,7 +189,7 @@ class MemoryReader:
 
     def _ledgers(self, shot: _Snapshot, naming: Naming, owners: list[Owner]) -> Iterator[Ledger]:
         lines = {claim: claim._replace(line=naming.words(shot.spots.get(claim))) for claim in set(shot.claims.values())}
-        alive = [owner for owner in owners if any(_is_alive(shot.rest.get(key, ())) for key in owner.keys)]
+        alive = [owner for owner in owners if any(_is_alive(shot.rest.get(key)) for key in owner.keys)]
         for device in sorted({device for device, _ in shot.sizes}):
             sizes = {key: count for key, count in shot.sizes.items() if key[0] == device}
             claimed = {key: lines[claim] for key, claim in shot.claims.items() if key in sizes}
@@ -196,11 +197,16 @@ class MemoryReader:
 
 
 def _unclaimed(now: Live, claimed: dict[Key, Claim]) -> dict[Key, tuple[Callable[[], Any], ...]]:
-    return {key: tuple(map(weakref.ref, tensors)) for key, tensors in now.tensors.items() if key not in claimed}
+    """The tensors of each storage without an owner in the training; none of one that only autograd's graph holds."""
+    rest: dict[Key, tuple[Callable[[], Any], ...]] = {
+        key: tuple(map(weakref.ref, tensors)) for key, tensors in now.tensors.items() if key not in claimed
+    }
+    return rest | {key: () for key in now.graph if key not in rest and claimed[key].owner == GRAPH}
 
 
-def _is_alive(references: Iterable[Callable[[], Any]]) -> bool:
-    return any(reference() is not None for reference in references)
+def _is_alive(references: Collection[Callable[[], Any]] | None) -> bool:
+    """Whether a storage is still there; of one in a graph, which has no tensor of its own, it is assumed."""
+    return references is not None and (not references or any(reference() is not None for reference in references))
 
 
 def _rest_keys(snapshots: Iterable[_Snapshot]) -> set[Key]:
@@ -218,7 +224,7 @@ def _growths(shots: list[_Snapshot], owners: list[Owner], naming: Naming, device
         return
     for owner in owners:
         keys = [key for key in owner.keys if key[0] == device]
-        held = [sum(shot.sizes[key] for key in keys if _is_alive(shot.rest.get(key, ()))) for shot in shots]
+        held = [sum(shot.sizes[key] for key in keys if _is_alive(shot.rest.get(key))) for shot in shots]
         points = [(shot.step, count) for shot, count in zip(shots, held, strict=True)]
         each = steady_growth(points)
         if each is not None:

@@ -10,6 +10,7 @@ from gpulab.memory.owners import Owner
 from gpulab.memory.storages import Key, Live, is_tensor_type, storages_of
 from gpulab.memory_record import Holding, HoldingKind
 
+GRAPH = "autograd's graph"
 NOWHERE = "no name of the notebook"
 
 
@@ -38,7 +39,7 @@ def claims(live: Live, activations: Mapping[Key, Claim], batches: Iterable[Key] 
         if key in live.bytes:
             result.setdefault(key, Claim("batches", "the batch in flight"))
     for key in live.graph:
-        result.setdefault(key, Claim("saved activations", "autograd's graph"))
+        result.setdefault(key, Claim("saved activations", GRAPH))
     return result
 
 

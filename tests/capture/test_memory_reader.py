@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -103,7 +104,7 @@ def test_a_ledger_is_all_live_storages(monkeypatch: pytest.MonkeyPatch) -> None:
     ledgers = account_of(run).ledgers
     assert len(ledgers) >= 3 and [ledger.bytes for ledger in ledgers] == sums[: len(ledgers)]
     assert [(ledger.step, ledger.moment) for ledger in ledgers[:2]] == [(1, "backward"), (1, "update")]
-    assert all(ledger.of("parameters") == WEIGHTS for ledger in ledgers)
+    assert all(ledger.of("parameters") == WEIGHTS for ledger in ledgers[:-1]) and ledgers[-1].moment == "end"
     assert ledgers[0].of("gradients") == 0 and ledgers[1].of("gradients") == WEIGHTS
     assert ledgers[1].of("optimizer state") == 2 * WEIGHTS + 6 * 4  # two moments, and Adam's count of steps
 
@@ -345,6 +346,24 @@ def test_one_step_has_no_ledger() -> None:
     assert account_of(run).ledgers == () and account_of(run).failure is None
 
 
+def test_kept_graphs_grow_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr(sys.modules["__main__"], "kept", kept, raising=False)
+
+    def keeps() -> None:
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = plain(model, torch.randn(BATCH, WIDTH))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            kept.append(plain(model, torch.randn(20 * BATCH, WIDTH)))
+
+    (growth,) = account_of(profiled(keeps)[1]).growth
+    assert growth.owner == "kept" and growth.bytes_each >= 20 * BATCH * WIDTH * 4
+
+
 def test_a_loop_without_an_optimizer_and_one_with_two() -> None:
     def by_hand() -> None:
         model = model_of()
@@ -368,7 +387,7 @@ def test_a_loop_without_an_optimizer_and_one_with_two() -> None:
     first = account_of(profiled(by_hand)[1]).ledgers[0]
     assert first.of("saved activations") > 2 * BATCH * WIDTH * 4
     ledgers = account_of(profiled(adversarial)[1]).ledgers
-    assert ledgers and all(ledger.of("parameters") == 2 * WEIGHTS for ledger in ledgers)
+    assert len(ledgers) > 1 and all(ledger.of("parameters") == 2 * WEIGHTS for ledger in ledgers[:-1])
 
 
 def test_memory_that_grows_is_told_with_its_line() -> None:
