@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import resource
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,19 @@ def _gpu_room(index: int) -> Room | None:
     return Room(free + cached, total, "GPU")
 
 
+def _address_space_limit() -> int | None:
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def _host_room() -> Room | None:
     rooms = []
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    used = status_bytes("VmSize")
-    if soft != resource.RLIM_INFINITY and used is not None:
+    soft, used = _address_space_limit(), status_bytes("VmSize")
+    if soft is not None and used is not None:
         rooms.append(Room(max(0, soft - used + _malloc_free_bytes()), soft, "RLIMIT_AS"))
     free, group = free_host_bytes(), memory_limit_bytes()
     if free is not None:
@@ -72,7 +79,7 @@ class _Mallinfo2(ctypes.Structure):
 
 def _malloc_free_bytes() -> int:
     """Address space that the C library has and does not use; 0 if it cannot say."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):
         mallinfo2 = ctypes.CDLL(None).mallinfo2
         mallinfo2.restype = _Mallinfo2
         return int(mallinfo2().fordblks)

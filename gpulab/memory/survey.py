@@ -154,7 +154,7 @@ def free_outputs(shell: Any, namespace: dict[str, Any]) -> None:
 def empty_caches() -> None:
     """Collect garbage, and give memory back that the C library and torch's GPU allocator keep for later."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # only glibc has it
+    with suppress(OSError, AttributeError, TypeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
     torch = torch_module()
     if torch is not None and torch.cuda.is_initialized():

@@ -133,8 +133,9 @@ class Fit(Struct, frozen=True):
 
     @property
     def base(self) -> int | None:
-        """A size that fits with room to spare, at which settings are compared."""
-        return max(self.cheap, default=self.best)
+        """A size that fits with room to spare, at which settings are compared: short steps make more pairs."""
+        sizes = sorted(self.cheap)
+        return sizes[-2] if len(sizes) > 1 else self.best
 
     def peak_of(self, size: int) -> int | None:
         """The measured peak at that size, in bytes."""
