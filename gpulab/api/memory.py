@@ -98,10 +98,15 @@ def fit(
 
 def _size(cell: Code) -> int | None:
     """The batch size of the cell's loader in its last run; None if unknown."""
+    last = last_run(cell)
+    return last.loader.batch_size if last is not None and last.loader is not None else None
+
+
+def last_run(cell: Code) -> Run | None:
+    """The last run of this code in this process."""
     from gpulab.api.runs import runs
 
-    last = next((run for run in reversed(runs.own) if run.code == cell.text), None)
-    return last.loader.batch_size if last is not None and last.loader is not None else None
+    return next((run for run in reversed(runs.own) if run.code == cell.text), None)
 
 
 def prove(
@@ -136,6 +141,6 @@ def _price(
     return None if runner.error is not None else remember_experiment(result)
 
 
-def failed_for_memory(run: Run) -> bool:
+def failed_for_memory(run: Run | None) -> bool:
     """Whether the run ended because memory ran out."""
-    return run.memory_account is not None and run.memory_account.failure is not None
+    return run is not None and run.memory_account is not None and run.memory_account.failure is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from gpulab.api.experiment import code_of
-from gpulab.api.memory import NAME, fit, memory, prove
+from gpulab.api.memory import NAME, failed_for_memory, fit, last_run, memory, prove
 from gpulab.bench.opening import offer_until_the_next_cell
 from gpulab.bench.output import MainThread, interruptible
 from gpulab.errors import GpulabError
@@ -23,10 +23,8 @@ from gpulab.views.progress import words
 from gpulab.views.view import View
 from gpulab.views.widgets import Choice, Offer, Output, in_notebook
 
-OFFER = (
-    "A click first lets go of the dead cell's traceback and unfinished results. "
-    "The same in words: %gpulab fit batch_size, %gpulab memory"
-)
+LETS_GO = "A click first lets go of the dead cell's traceback and unfinished results. "
+IN_WORDS = "The same in words: %gpulab fit batch_size, %gpulab memory"
 
 
 class Cures:
@@ -35,6 +33,7 @@ class Cures:
     def __init__(self, code: Code, fitted: Fitted | None = None) -> None:
         self._code, self._fitted = code, fitted
         self._main = MainThread()
+        self._text = (LETS_GO if failed_for_memory(last_run(code)) else "") + IN_WORDS
         self._offer: Offer | None = None
         self._result, self._buttons = Output(), Output()
         for output in (self._result, self._buttons):
@@ -55,10 +54,10 @@ class Cures:
             (label, partial(self._main.call, partial(self._do, action))) for label, action in actions
         ]
         if self._offer is None:
-            self._offer = offer_until_the_next_cell(choices, OFFER, self._buttons)
+            self._offer = offer_until_the_next_cell(choices, self._text, self._buttons)
         else:
             self._offer.choices = tuple(choices)
-            self._buttons.show({"text/html": self._offer.html(), "text/plain": OFFER})
+            self._buttons.show({"text/html": self._offer.html(), "text/plain": self._text})
 
     def _do(self, action: Callable[[], View]) -> None:
         let_go(self._code)
@@ -83,7 +82,12 @@ class Cures:
 
 
 def let_go(code: Code) -> None:
-    """Let go of what only the dead cell holds: its traceback, and its results with their graphs."""
+    """Let go of what only a dead cell holds: its traceback, and its results with their graphs.
+
+    Nothing of a cell whose last run did not run out of memory.
+    """
+    if not failed_for_memory(last_run(code)):
+        return
     free_tracebacks(notebook()[0])
     names = global_names(compile(code.tree, CELL_WITHOUT_IPYTHON, "exec"))
     free_results(code.namespace, names.binds - names.reads - names.calls_read)
