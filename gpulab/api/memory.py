@@ -10,6 +10,7 @@ from gpulab.api.experiment import code_of, remember_experiment
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
 from gpulab.memory.failure import out_of_memory
+from gpulab.memory.owners import notebook_roots
 from gpulab.memory.room import room_of
 from gpulab.memory.survey import empty_caches, free_outputs, free_tracebacks, notebook, survey
 from gpulab.memory_record import Survey
@@ -55,10 +56,11 @@ def memory(*, free: Sequence[str] = ()) -> Owners:
 
 
 def _delete(shell: Any, namespace: dict[str, Any], name: str) -> None:
-    """Delete a name as `del` does, and IPython's own references to its value."""
-    if shell is not None:
-        shell.del_var(name)
-    namespace.pop(name, None)
+    """Delete a name as `del` does; and IPython's outputs of its value, unless another name of the user's has it."""
+    value = namespace.pop(name, None)
+    names = (root for root in notebook_roots(shell, namespace) if not root.group)
+    if not isinstance(value, str | int | float | None) and not any(root.thing is value for root in names):
+        free_outputs(shell, namespace, value)
 
 
 def _freed(before: Survey, after: Survey) -> dict[str, int]:
@@ -119,6 +121,7 @@ def prove(
     cell, result = code_of(code), fitted.result
     prober, proofs, full = Prober(cell, tell or (lambda progress: None)), list[Proof](), list[FullRun]()
     base: dict[str, Plain] = {result.name: result.base} if result.base else {}
+    base |= {result.name: settings[result.name]} if result.name in settings else {}  # accumulation: the same batch
 
     def work() -> None:
         proofs.append(fitting.prove_cure(prober, settings))

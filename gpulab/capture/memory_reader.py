@@ -11,11 +11,13 @@ import traceback
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from gpulab.capture.loader_facts import arrays_in
 from gpulab.capture.places import Naming, users_spot
@@ -27,8 +29,8 @@ from gpulab.memory.ledger import GRAPH, Claim, claims, holdings, module_names
 from gpulab.memory.owners import Owner, Walk
 from gpulab.memory.room import pool_of, room_of
 from gpulab.memory.storages import Key, Live, attribute, live, storages_of, unobserved
-from gpulab.memory.survey import all_roots, notebook
-from gpulab.memory_record import Growth, Ledger, MemoryAccount, Moment
+from gpulab.memory.survey import CHEAP, all_roots, notebook
+from gpulab.memory_record import Growth, Ledger, MemoryAccount, Moment, Pool
 from gpulab.patching.attributes import replaced
 from gpulab.user_code import is_users_file
 
@@ -37,7 +39,6 @@ FURTHER = 3  # passes to the second ledger, ours: far enough from the first to s
 SHARE = 200  # a ledger is due when so many times its cost has passed
 MOST = 40  # ledgers
 NAMING_NS = 1_000_000_000  # for the names of the rest, at the end of the run
-CHEAP = 4  # stages of the search: all but the variables of libraries
 NAMED_FRACTION = 0.01  # ours: a smaller rest is not named
 
 
@@ -75,6 +76,7 @@ class MemoryReader:
         self._updates = self._began_at = 0
         self.awaits_update, self.awaits_batch = True, False
         self.cost_ns = 0
+        self._retries_before = _retries()
         self._note, self._steps = note, steps
         self._hooks = ActivationHooks()
         self._origins: dict[Key, Origin] = {}
@@ -162,30 +164,36 @@ class MemoryReader:
         """
         shell, namespace = notebook()
         barriers = (shell, namespace)
-        if (cause := memory_error(error)) is not None:
-            failure = explain(cause, steps, naming.words(_last_spot(cause)), all_roots(shell, namespace), barriers)
-            ledgers = tuple(ledger for shot in self._snapshots for ledger in self._ledgers(shot, naming, []))
-            return MemoryAccount(ledgers, failure=failure, room=failure.room, pool=failure.pool, cost_ns=self.cost_ns)
-        now = live()
-        purposes = claims(now, {})
-        end = _Snapshot("end", max(0, steps - 1), now.bytes, purposes, _unclaimed(now, purposes), {}, _peaks())
-        walk = Walk(_rest_keys([*self._snapshots, end]), NAMING_NS, barriers)
-        if walk.missing:
-            for roots in islice(all_roots(shell, namespace), CHEAP):
+        cause, failure, stages = memory_error(error), None, partial(all_roots, shell, namespace)
+        if cause is not None:
+            failure = explain(cause, steps, naming.words(_last_spot(cause)), stages(), barriers)
+        with suppress(MemoryError):  # a ledger is worth less than the account of the failure
+            now = live()
+            purposes = claims(now, {})
+            end = _Snapshot("end", max(0, steps - 1), now.bytes, purposes, _unclaimed(now, purposes), {}, _peaks())
+            walk = Walk(_rest_keys([*self._snapshots, end]), NAMING_NS, barriers)
+            for roots in islice(stages(), CHEAP) if walk.missing else ():
                 walk.follow(roots)
-        owners = walk.owners(now.bytes)
-        updates = [shot for shot in self._snapshots if shot.moment == "update"]
-        shots = [*self._snapshots, end] if self._snapshots else []
-        return MemoryAccount(
-            ledgers=tuple(one for shot in shots for one in self._ledgers(shot, naming, owners)),
-            growth=tuple(_growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")),
-            rerun=growth_of_runs(naming.code, lambda: all_roots(shell, namespace), barriers, naming.above)
-            if naming.code
-            else None,
-            pool=None if gpu is None else pool_of(gpu),
-            room=room_of(gpu),
-            cost_ns=self.cost_ns,
-        )
+            owners = walk.owners(now.bytes)
+            updates = [shot for shot in self._snapshots if shot.moment == "update"]
+            shots = [*self._snapshots, end] if self._snapshots else []
+            is_whole = naming.code and failure is None
+            return MemoryAccount(
+                ledgers=tuple(one for shot in shots for one in self._ledgers(shot, naming, owners)),
+                growth=tuple(_growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")),
+                rerun=growth_of_runs(naming.code, stages, barriers, naming.above) if is_whole else None,
+                failure=failure,
+                pool=self._pool(gpu),
+                room=room_of(gpu) if failure is None else failure.room,
+                cost_ns=self.cost_ns,
+            )
+        return MemoryAccount(failure=failure, cost_ns=self.cost_ns)
+
+    def _pool(self, gpu: int | None) -> Pool | None:
+        """The allocator of the run's GPU; its retries are those of this run."""
+        pool = None if gpu is None else pool_of(gpu)
+        before = self._retries_before.get(f"cuda:{gpu}", 0)
+        return None if pool is None else replace(pool, retries=max(0, pool.retries - before))
 
     def _ledgers(self, shot: _Snapshot, naming: Naming, owners: list[Owner]) -> Iterator[Ledger]:
         lines = {claim: claim._replace(line=naming.words(shot.spots.get(claim))) for claim in set(shot.claims.values())}
@@ -239,6 +247,17 @@ def _last_spot(error: BaseException) -> Spot | None:
         if is_users_file(frame.f_code.co_filename):
             spot = frame.f_code.co_filename, line, frame.f_code.co_qualname
     return spot
+
+
+def _retries() -> dict[str, int]:
+    """How often torch's allocator on each GPU has given its cache back so far in this process."""
+    torch = torch_with_cuda()
+    if torch is None:
+        return {}
+    with suppress(Exception):
+        counts = range(torch.cuda.device_count())
+        return {f"cuda:{i}": int(torch.cuda.memory_stats(i).get("num_alloc_retries", 0)) for i in counts}
+    return {}
 
 
 def _peaks() -> dict[str, int]:

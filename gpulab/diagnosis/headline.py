@@ -32,7 +32,8 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     """
     ends = [f for f in findings if kind_of(f.key).role == "end of the run"]
     if ends:
-        return (*ends, *_without_time(f for f in findings if kind_of(f.key).role == "context"))
+        rest = [f for f in findings if kind_of(f.key).role == "context" or kind_of(f.key).beside_headline]
+        return (*ends, *_without_time(rest))
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
     beside = [f for f in findings if kind_of(f.key).role == "context"]
     ranked = _ranked(context, _without_symptoms([f for f in findings if kind_of(f.key).role == "cause"]))
@@ -40,8 +41,8 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     hints = [f for f in ranked if _is_hint(f)]
     without_time = _without_time(beside)
     if not costly and beside and not any(kind_of(f.key).role == "open question" for f in verdicts[:1]):
-        floor = context.thresholds.silence * context.step_us
-        return (*(f if f.cost_us >= floor else g for f, g in zip(beside, without_time, strict=True)), *hints)
+        claims = {f.key: f for f in _ranked(context, beside)}
+        return (*(claims.get(f.key, f) for f in without_time), *hints)
     beside = without_time
     if not costly:
         return (*verdicts[:1], *beside, *hints)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from gpulab.memory.owners import Root
 from gpulab.memory.room import pool_of, room_of
 from gpulab.memory.storages import live
 from gpulab.memory.survey import named
-from gpulab.memory_record import OutOfMemory
+from gpulab.memory_record import Holding, OutOfMemory
 
 # The messages of torch, CUDA's libraries, the C library, NumPy and the kernel's killer.
 _WORDS = re.compile(
-    r"out of memory|can.?t allocate memory|cannot allocate memory|not enough memory|unable to allocate"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|killed by signal: Killed",
+    r"out of memory|can.?t allocate memory|cannot allocate memory|not enough memory"
+    r"|unable to allocate (?!shared memory)|CUBLAS_STATUS_ALLOC_FAILED|killed by signal: Killed",
     re.I,
 )
 _MAYBE = re.compile(r"could not (?:create|execute) a (?:primitive|memory)", re.I)  # oneDNN
@@ -72,7 +73,9 @@ def explain(
     index = int(number[1]) if number else 0 if _ON_GPU.search(text) else None
     device = "cpu" if index is None else f"cuda:{index}"
     room, pool = room_of(index), None if index is None else pool_of(index)
-    rows, _ = named(live(), _with_traceback(error, stages), NAMING_NS, barriers)
+    rows: dict[str, tuple[Holding, ...]] = {}
+    with suppress(MemoryError):  # even the search may find no memory
+        rows, _ = named(live(), _with_traceback(error, stages), NAMING_NS, barriers)
     return OutOfMemory(device, request_bytes(text), line, steps, rows.get(device, ()), room, pool)
 
 

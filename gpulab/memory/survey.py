@@ -27,6 +27,7 @@ from gpulab.memory.owners import (
 from gpulab.memory.storages import Key, Live, is_tensor_type, live, torch_module
 from gpulab.memory_record import Holding, HoldingKind, Survey
 
+CHEAP = 4  # stages of a search: all but the variables of libraries
 SMALL = 0.01  # ours: below this share of all memory no further place is searched
 
 
@@ -70,8 +71,8 @@ def named(
 ) -> tuple[dict[str, tuple[Holding, ...]], bool]:
     """The owners of all storages by device. `stages`: roots in the order in which they are searched."""
     walk, total = Walk(now.bytes, longest_ns, barriers), sum(now.bytes.values())
-    for roots in stages:
-        if sum(now.bytes[key] for key in walk.missing) > SMALL * total:
+    for number, roots in enumerate(stages):  # what else holds them must be known, before it is told what frees them
+        if number < CHEAP or sum(now.bytes[key] for key in walk.missing) > SMALL * total:
             walk.follow(roots)
     owners = walk.owners(now.bytes)
     purposes = claims(now, {})
@@ -135,19 +136,23 @@ def clear_frames(error: BaseException | None) -> None:
         chain += [e.__cause__, e.__context__]
 
 
-def free_outputs(shell: Any, namespace: dict[str, Any]) -> None:
-    """Empty `Out` and forget `_`, `__`, `___` and `_1`, `_2`, …"""
+_EVERY = object()
+
+
+def free_outputs(shell: Any, namespace: dict[str, Any], value: object = _EVERY) -> None:
+    """Empty `Out` and forget `_`, `__`, `___` and `_1`, `_2`, …; or only those that are this value."""
     outputs = namespace.get("Out")
-    numbers = list(outputs) if isinstance(outputs, dict) else []
-    if isinstance(outputs, dict):
-        outputs.clear()
-    for name in (f"_{number}" for number in numbers):
-        namespace.pop(name, None)
+    numbers = (
+        [n for n, each in outputs.items() if value is _EVERY or each is value] if isinstance(outputs, dict) else []
+    )
+    for number in numbers:
+        del namespace["Out"][number]
+        namespace.pop(f"_{number}", None)
     hook = getattr(shell, "displayhook", None)
     for name in ("_", "__", "___"):
-        if name in namespace:
+        if name in namespace and (value is _EVERY or namespace[name] is value):
             namespace[name] = ""
-        if hasattr(hook, name):
+        if hasattr(hook, name) and (value is _EVERY or getattr(hook, name) is value):
             setattr(hook, name, "")
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpulab.capture import threads
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
-from gpulab.formatting import percent
+from gpulab.formatting import percent, plural
 from gpulab.knobs.variables import Plain
 from gpulab.memory.failure import memory_error
 from gpulab.memory.room import Peak, room_of, status_bytes
@@ -199,8 +199,10 @@ class Prober:
 
         return int(torch.cuda.memory_allocated(self.gpu))
 
-    def run(self, settings: Mapping[str, Plain], size: int | None = None, steps: Size = STEPS) -> Probe:
-        """One short run with these settings."""
+    def run(
+        self, settings: Mapping[str, Plain], size: int | None = None, steps: Size = STEPS, *, is_trial: bool = False
+    ) -> Probe:
+        """One short run with these settings. `is_trial`: any error is only a failure of these settings."""
         arm = self.resolved(settings)
         self.tell(Progress(f"a short run with {Arm(settings).label}", len(self.probes), len(self.probes) + 1, None))
         self._start.restore()
@@ -211,10 +213,12 @@ class Prober:
         if isinstance(result, Block):
             took_s = result.time_ns / 1e9
             speed = result.sample_count / took_s if result.sample_count and took_s else None
-            probe = Probe(settings, size, reached, samples_per_s=speed, losses=result.losses)
+            ended = plural(result.step_count + result.dropped, "step")
+            short = "" if result.step_count >= steps.steps else f"it ended after {ended}: too few samples, or stopped"
+            probe = Probe(settings, size, reached, short, samples_per_s=speed, losses=result.losses)
         else:
             ran_out = memory_error(result) is not None
-            if not ran_out or not isinstance(result, Exception):
+            if not isinstance(result, Exception) or not (ran_out or is_trial):
                 self.error = result
             probe = Probe(settings, size, reached, failure_of(result, None), ran_out)
             release(result)
@@ -363,7 +367,7 @@ def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
         if name in settings:  # accumulation: the line of the sizes holds, with one more copy of the gradients
             result.append(Cure(settings, line.at(float(str(settings[name])))))
             continue
-        peaks = {size: prober.run({**settings, name: size}, None).peak_bytes or 0 for size in sizes}
+        peaks = {size: prober.run({**settings, name: size}, None, is_trial=True).peak_bytes or 0 for size in sizes}
         if prober.probes[-1].fits and all(peaks.values()):
             peak = line_through(peaks).at(answer.before)
             result += [Cure(settings, peak)] if peak <= answer.allowed_bytes else []
@@ -373,4 +377,4 @@ def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
 def prove_cure(prober: Prober, settings: Mapping[str, Plain]) -> Proof:
     """Run the cell with a cure. Call it within `Prober.within`."""
     room = prober.room()
-    return Proof(settings, prober.run(settings, None, FURTHER), room)
+    return Proof(settings, prober.run(settings, None, FURTHER, is_trial=True), room)

@@ -153,6 +153,9 @@ class Fitted(View):
         size_, low, high = fit.predicted
         words = f"predicted {size_:,} (95 %: {low:,} to {high:,}), with {percent(fit.free_fraction)} of the room free"
         if fit.proven is None:
+            tried = any(probe.size and probe.size >= size_ for probe in fit.probes)
+            if tried or not size_:
+                return Headline("fit", f"No {fit.name} was proven to fit.", words, "notice")
             return Headline("fit", f"{fit.name}={size_:,} should fit.", f"{words}; not proven by a run", "notice")
         peak = fit.peak_of(fit.proven)
         of = f": peak {size(peak)} of {size(self._limit)}" if peak else ""
@@ -215,8 +218,14 @@ class Cured(View):
             return Headline("cure", f"{words}{kept} does not fit.", plain(probe.failure), "bad")
         peak = f": peak {size(probe.peak_bytes)}" if probe.peak_bytes else ""
         price = self.compared.headline if self.compared is not None else None
-        beside = "" if price is None else f"Its price, at {self.fit.name}={self.fit.base}: {price.sentence}"
+        beside = "" if price is None else f"Its price, at {self._base}: {price.sentence}"
         return Headline("cure", f"{words}{kept} fits{peak}.", beside, "good")
+
+    @property
+    def _base(self) -> str:
+        """The setting without the fix, against which its price is measured."""
+        size_ = self.proof.settings.get(self.fit.name, self.fit.base)
+        return f"{self.fit.name}={size_}"
 
     def _opening(self) -> str:
         return f"what makes it fit: {settings_words(Arm(self.proof.settings).texts)}"
@@ -227,7 +236,9 @@ class Cured(View):
     def _sections(self) -> tuple[Section, ...]:
         fit = self.fit
         limit = fit.allowed_bytes + fit.free_fraction * fit.room.free_bytes
-        dead = (f"{fit.name}={fit.before:,}: baseline", "–", "–", "–", "out of memory")
+        before = next((p for p in fit.probes if p.size == fit.before), None)
+        outcome = "predicted not to fit" if before is None else "fits" if before.fits else plain(before.failure)
+        dead = (f"{fit.name}={fit.before:,}: baseline", "–", "–", "–", outcome)
         ran = [p for p in fit.probes if p.size == fit.base][-1:]
         rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(self.proof.probe, limit)]
         columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))

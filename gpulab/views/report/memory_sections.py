@@ -85,7 +85,7 @@ def _peak_rows(peak: PeakMemory) -> Iterable[Row]:
         yield Row((title_of(kind), size(count), percent(peak.share(count)), ""), peak.share(count), COLOURS[kind])
         yield from holding_rows(peak.rows(kind), peak.bytes, detail=True)
     if peak.unknown_bytes:
-        words = "not attributed: workspaces and results within operators"
+        words = "not attributed: other steps, workspaces"
         yield Row((words, size(peak.unknown_bytes), percent(peak.share(peak.unknown_bytes)), ""))
     if peak.reserve_bytes:
         yield Row(("the allocator's reserve, on top", size(peak.reserve_bytes), "", "cached, for later tensors"))
