@@ -33,7 +33,7 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     ends = [f for f in findings if kind_of(f.key).role == "end of the run"]
     if ends:
         rest = [f for f in findings if kind_of(f.key).role == "context" or kind_of(f.key).beside_headline]
-        return (*ends, *_without_time(rest))
+        return tuple(_without_time([*ends, *rest]))
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
     beside = [f for f in findings if kind_of(f.key).role == "context"]
     ranked = _ranked(context, _without_symptoms([f for f in findings if kind_of(f.key).role == "cause"]))
