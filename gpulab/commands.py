@@ -409,7 +409,7 @@ of a perfect DataLoader: no change to the loading can give more.
         "notebook",
         "[NAME] [options]",
         f"""\
-Two short runs at smaller sizes show how memory grows; the predicted size is then run to prove it. Below it are settings
+Short runs at smaller sizes show how memory grows; the predicted size is then run to prove it. Below it are settings
 that may make the present size fit; a click runs each and measures its price.
 
 {_RESTORED}

@@ -23,7 +23,8 @@ from gpulab.views.progress import words
 from gpulab.views.view import View
 from gpulab.views.widgets import Choice, Offer, Output, in_notebook
 
-LETS_GO = "A click first lets go of the dead cell's traceback and unfinished results. "
+OWNERS = "Who holds memory?"
+LETS_GO = "Any other click first lets go of the dead cell's traceback and unfinished results. "
 IN_WORDS = "The same in words: %gpulab fit batch_size, %gpulab memory"
 
 
@@ -49,7 +50,7 @@ class Cures:
         else:
             settings = [dict(cure.settings) for cure in fitted.result.cures]
         actions += [(f"Try {settings_words(Arm(cure).texts)}", partial(self._prove, cure)) for cure in settings]
-        actions.append(("Who holds memory?", lambda: memory(free=("traceback",))))
+        actions.append((OWNERS, memory))
         choices: list[Choice] = [
             (label, partial(self._main.call, partial(self._do, action))) for label, action in actions
         ]
@@ -60,7 +61,8 @@ class Cures:
             self._buttons.show({"text/html": self._offer.html(), "text/plain": self._text})
 
     def _do(self, action: Callable[[], View]) -> None:
-        let_go(self._code)
+        if action is not memory:
+            let_go(self._code)
         try:
             with interruptible():
                 self._result.show(action().bundle())

@@ -260,7 +260,7 @@ def fit(
     notes = []
     if free > least_free:
         why = "below it the kernel kills the process" if room.limit in KILLING else "for threads and libraries"
-        notes.append(f"{percent(free)} of the free memory stay free ({why}).")
+        notes.append(f"{percent(free)} of the free memory stays free ({why}).")
     line = line_through(peaks) if len(peaks) > 1 else None
     predicted = line.largest(allowed) if line is not None else None
     proven = _prove(prober, name, predicted[0], allowed, peaks) if predicted is not None and prove else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import percent, plural, settings_words, size
@@ -149,7 +149,7 @@ class Fitted(View):
         """The size, with its interval, and whether a run has proven it."""
         fit = self.result
         if fit.predicted is None:
-            return Headline("fit", f"No size of {fit.name} could be predicted.", self._why(), "unknown")
+            return Headline("fit", f"No {fit.name} could be predicted.", self._why(), "unknown")
         size_, low, high = fit.predicted
         words = f"predicted {size_:,} (95 %: {low:,} to {high:,}), with {percent(fit.free_fraction)} of the room free"
         if fit.proven is None:
@@ -240,7 +240,9 @@ class Cured(View):
         outcome = "predicted not to fit" if before is None else "fits" if before.fits else plain(before.failure)
         dead = (f"{fit.name}={fit.before:,}: baseline", "–", "–", "–", outcome)
         ran = [p for p in fit.probes if p.size == fit.base][-1:]
-        rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(self.proof.probe, limit)]
+        proof = self.proof.probe
+        whole = replace(proof, settings={fit.name: fit.before, **proof.settings})
+        rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(whole, limit)]
         columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
         first = Section("Does it fit?", columns, tuple(map(Row, rows)), lead=True)
         return (first, *(self.compared._sections() if self.compared is not None else ()))
