@@ -35,8 +35,9 @@ from gpulab.patching.attributes import replaced
 from gpulab.user_code import is_users_file
 
 PATIENCE = 8  # backward passes without an update, after which a ledger is taken all the same
+FEWEST = 3  # ledgers, for growth: with fewer the end of a block is not searched
 FURTHER = 3  # passes to the second ledger, ours: far enough from the first to show growth
-SHARE = 200  # a ledger is due when so many times its cost has passed
+EARLY_SHARE, SHARE = 20, 200  # the second ledger, a later one, is due when so many times its cost has passed
 MOST = 40  # ledgers
 NAMING_NS = 1_000_000_000  # for the names of the rest, at the end of the run
 NAMED_FRACTION = 0.01  # ours: a smaller rest is not named
@@ -73,7 +74,8 @@ class MemoryReader:
     def __init__(self, note: Callable[[int], object], steps: Callable[[], int]) -> None:
         self.passes, self.next = 0, PATIENCE
         self._last_pass = PATIENCE  # with the next ledger
-        self._updates = self._began_at = 0
+        self._updates = self._due_ns = 0
+        self._planned = 0, 0  # when and at which pass the next ledger was planned
         self.awaits_update, self.awaits_batch = True, False
         self.cost_ns = 0
         self._retries_before = _retries()
@@ -82,7 +84,6 @@ class MemoryReader:
         self._origins: dict[Key, Origin] = {}
         self._batches: set[Key] = set()
         self._snapshots: list[_Snapshot] = []
-        self._began_ns = 0  # at the first ledger
 
     def close(self) -> None:
         """Set no hooks any more: the run is over, or something is compiled, which the hooks would make stale."""
@@ -99,11 +100,13 @@ class MemoryReader:
             self._hooks.forget()
             self.next += 1
             return
+        if not self._is_due():
+            return
         if not self._snapshots:
             self._origins = self._hooks.finish()
             self._take("backward")
         self.awaits_update, self.awaits_batch = True, False
-        self.next = self._last_pass = self._next()
+        self._plan()
 
     def update(self) -> None:
         """An optimizer's step begins while `awaits_update`."""
@@ -117,16 +120,22 @@ class MemoryReader:
             self._take("update")
             self._origins, self._batches, self.awaits_update = {}, set(), False
 
-    def _next(self) -> int:
-        """The backward pass with the next ledger."""
-        if self._began_ns == 0:
-            self._began_ns, self._began_at = perf_counter_ns(), self.passes
-            return self.passes + FURTHER
-        if len(self._snapshots) >= MOST:
-            return 1 << 62
-        each_ns = (perf_counter_ns() - self._began_ns) / max(1, self.passes - self._began_at)
-        wait_ns = SHARE * self.cost_ns / max(1, len(self._snapshots))
-        return self.passes + max(self.passes, int(wait_ns / max(1.0, each_ns)))
+    def _plan(self) -> None:
+        """Plan the next ledger: later ones are rarer, and none of a short run costs more than it tells."""
+        now_ns, first = perf_counter_ns(), self._due_ns == 0
+        self._due_ns = now_ns + int((EARLY_SHARE if first else SHARE) * self.cost_ns / max(1, len(self._snapshots)))
+        self._planned = now_ns, self.passes
+        self.next = self._last_pass = self.passes + FURTHER if len(self._snapshots) < MOST else 1 << 62
+
+    def _is_due(self) -> bool:
+        """Whether enough time has passed since the last ledger; if not, look again when it should have."""
+        now_ns = perf_counter_ns()
+        if now_ns >= self._due_ns:
+            return True
+        began_ns, passes = self._planned
+        each_ns = (now_ns - began_ns) / max(1, self.passes - passes)
+        self.next = self._last_pass = self.passes + 1 + int((self._due_ns - now_ns) / max(1.0, each_ns))
+        return False
 
     def _take(self, moment: Moment) -> None:
         began_ns = perf_counter_ns()
@@ -168,6 +177,9 @@ class MemoryReader:
         if cause is not None:
             failure = explain(cause, steps, naming.words(_last_spot(cause)), stages(), barriers)
         with suppress(MemoryError):  # a ledger is worth less than the account of the failure
+            if not naming.code and failure is None and len(self._snapshots) < FEWEST:
+                ledgers = tuple(one for shot in self._snapshots for one in self._ledgers(shot, naming, []))
+                return MemoryAccount(ledgers, pool=self._pool(gpu), room=room_of(gpu), cost_ns=self.cost_ns)
             now = live()
             purposes = claims(now, {})
             end = _Snapshot("end", max(0, steps - 1), now.bytes, purposes, _unclaimed(now, purposes), {}, _peaks())
@@ -181,7 +193,7 @@ class MemoryReader:
             return MemoryAccount(
                 ledgers=tuple(one for shot in shots for one in self._ledgers(shot, naming, owners)),
                 growth=tuple(_growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")),
-                rerun=growth_of_runs(naming.code, stages, barriers, naming.above) if is_whole else None,
+                rerun=growth_of_runs(naming.code, now, stages, barriers, naming.above) if is_whole else None,
                 failure=failure,
                 pool=self._pool(gpu),
                 room=room_of(gpu) if failure is None else failure.room,

@@ -96,9 +96,9 @@ def forget_runs() -> None:
 
 
 def growth_of_runs(
-    code: str, stages: Callable[[], Iterable[list[Root]]], barriers: Iterable[object], above: int = 0
+    code: str, now: Live, stages: Callable[[], Iterable[list[Root]]], barriers: Iterable[object], above: int = 0
 ) -> Growth | None:
-    """To be called at the end of each run of a cell: the owner that keeps more after each of the last three runs.
+    """The owner that keeps more after each of the last three runs of a cell. `now`: what is alive at this run's end.
 
     Names are searched only if memory grew. Garbage that waits for its collection does not count. `above`: as in
     `growing_line`.
@@ -106,7 +106,6 @@ def growth_of_runs(
     runs = _cells.setdefault(code, [])
     while len(_cells) > _MOST_CELLS:
         _cells.pop(next(iter(_cells)))
-    now = live()
     if runs and sum(now.bytes.values()) - runs[-1].bytes >= LEAST_BYTES:
         gc.collect()
         now = live()

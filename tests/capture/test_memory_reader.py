@@ -92,6 +92,7 @@ def account_of(run: Run) -> MemoryAccount:
 
 
 def test_a_ledger_is_all_live_storages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_reader, "EARLY_SHARE", 0)  # the run is short
     sums = []
 
     def counted() -> Any:
@@ -347,6 +348,7 @@ def test_one_step_has_no_ledger() -> None:
 
 
 def test_kept_graphs_grow_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_reader, "EARLY_SHARE", 0)  # the run is short
     kept: list[torch.Tensor] = []
     monkeypatch.setattr(sys.modules["__main__"], "kept", kept, raising=False)
 
@@ -390,7 +392,8 @@ def test_a_loop_without_an_optimizer_and_one_with_two() -> None:
     assert len(ledgers) > 1 and all(ledger.of("parameters") == 2 * WEIGHTS for ledger in ledgers[:-1])
 
 
-def test_memory_that_grows_is_told_with_its_line() -> None:
+def test_memory_that_grows_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_reader, "EARLY_SHARE", 0)  # the run is short
     code = "history = []\nfor x in data:\n    history.append(x)\n"
     history: list[torch.Tensor] = []
 

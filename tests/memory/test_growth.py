@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpulab.memory.growth import ALIKE, LEAST_BYTES, forget_runs, growing_line, growth_of_runs, steady_growth
 from gpulab.memory.owners import Root, notebook_roots
+from gpulab.memory.storages import live
 
 MB = 10**6
 SIZE = 400_000  # floats: 1.6 MB
@@ -138,7 +139,7 @@ def told(work: Callable[[dict[str, Any]], Any], names: dict[str, Any], runs: int
     owners = []
     for _ in range(runs):
         work(names)
-        growth = growth_of_runs("code", lambda: [notebook_roots(None, names)], ())
+        growth = growth_of_runs("code", live(), lambda: [notebook_roots(None, names)], ())
         owners.append(growth.owner if growth is not None else "")
         if growth is not None:
             assert growth.bytes_each == pytest.approx(SIZE * 4, rel=0.01) and growth.count == 2  # runs that added
@@ -157,7 +158,7 @@ def test_the_line_counts_what_is_above_the_code() -> None:
     names: dict[str, Any] = {"history": []}
     for _ in range(3):
         names["history"].append(block())
-        growth = growth_of_runs("x = 1\nhistory.append(x)", lambda: [notebook_roots(None, names)], (), above=1)
+        growth = growth_of_runs("x = 1\nhistory.append(x)", live(), lambda: [notebook_roots(None, names)], (), above=1)
     assert growth is not None and growth.line == "line 3: history.append(x)"
 
 
@@ -178,4 +179,4 @@ def test_runs_of_other_cells_do_not_count() -> None:
     kept = []
     for number in range(5):
         kept.append(block())
-        assert growth_of_runs(f"cell {number}", lambda: [[Root("kept", kept)]], ()) is None
+        assert growth_of_runs(f"cell {number}", live(), lambda: [[Root("kept", kept)]], ()) is None
