@@ -209,6 +209,12 @@ class Pilot:
         except Exception as e:
             self.give_up_or_raise(e)
 
+    def note_own(self, own_ns: int) -> None:
+        """gpulab's own work in the open step, outside an action: one more mark, which must not wake too early."""
+        self.tape.note(Kind.OWN, own_ns)
+        self._wake_at += 1
+        self._sleep()
+
     def give_up_or_raise(self, error: Exception) -> None:
         """Handle an error that a mark raised: an error in gpulab must not reach the user's code."""
         if death(str(error)) is not None:  # torch's signal handler raises at any line of the main thread

@@ -52,7 +52,6 @@ from gpulab.run import (
 from gpulab.store.folders import WriteTrace, configured, default_root, new_id
 from gpulab.store.journal import Journal, JournalWriter
 from gpulab.store.run_format import ARRIVALS
-from gpulab.tape.marks import Kind
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline.labels import LAUNCHES, labels
 
@@ -410,7 +409,7 @@ class Capture:
         self._undo.enter_context(warnings_at_users_line())
         pilot = self._pilot
         pilot.clock, pilot.facts = self._clock, TrainingFactsReader()
-        pilot.memory = MemoryReader(lambda ns: pilot.tape.note(Kind.OWN, ns), lambda: pilot.reader.read().count)
+        pilot.memory = MemoryReader(pilot.note_own, lambda: pilot.reader.read().count)
         self._pilot.install(self._undo)
         self._started.install(self._undo)
         install_pauses(self._pilot.pauses, self._pilot.tape, self._undo)

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpulab.analysis.memory_peak import PeakMemory, ledgers_of, memory_peak
 from gpulab.api.memory import fit
 from gpulab.api.profile import profile
+from gpulab.devices.own_processes import marked
 from gpulab.formatting import duration, size
 from gpulab.lessons.check import (
     Checked,
@@ -156,7 +157,14 @@ def fit_in_little_memory(name: str, batch_size: int, mebibytes: int) -> Table:
     environ = {**os.environ, **_MALLOC, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     try:
         with waiting("searching in a process with little memory"):
-            done = subprocess.run(words, input=request, capture_output=True, text=True, timeout=LONGEST_S, env=environ)
+            done = subprocess.run(
+                words,
+                input=request,
+                capture_output=True,
+                text=True,
+                timeout=LONGEST_S,
+                env=marked(environ),
+            )
     except subprocess.TimeoutExpired:
         raise NotMeasured(f"The process did not end within {LONGEST_S:g} seconds.") from None
     if done.returncode:

@@ -41,6 +41,7 @@ NOISE_FRACTION = 0.01  # ours: of a peak from run to run
 NOISE_BYTES = 4 << 20  # ours: what allocators keep more or less
 Z_975 = 1.96
 ROOMY = 0.8  # ours: of a size that fits, which leaves room for one more copy of the gradients
+LEAST_STEPS = 2  # after the first: with fewer the size has used up the data
 HEADROOM_BYTES = 64 << 20  # ours: below RLIMIT_AS a thread that cannot start may hang
 ATTEMPTS = 5  # runs of the predicted size and of corrected ones
 CLOSE, RESOLUTION = 0.97, 0.03  # ours: of what is allowed; a larger size would gain less than this
@@ -214,7 +215,8 @@ class Prober:
             took_s = result.time_ns / 1e9
             speed = result.sample_count / took_s if result.sample_count and took_s else None
             ended = plural(result.step_count + result.dropped, "step")
-            short = "" if result.step_count >= steps.steps else f"it ended after {ended}: too few samples, or stopped"
+            is_cut = result.step_count < min(LEAST_STEPS, steps.steps) or self._stopper.requested
+            short = f"it ended after {ended}: too few samples, or stopped" if is_cut else ""
             probe = Probe(settings, size, reached, short, samples_per_s=speed, losses=result.losses)
         else:
             ran_out = memory_error(result) is not None

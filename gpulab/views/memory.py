@@ -75,7 +75,7 @@ class Owners(View):
         sections = []
         for device, rows in sorted(self.result.owners.items()):
             total = sum(row.bytes for row in rows)
-            columns = (Column("owner"), *numbers("size", "share"), Column("what"), Column("to free it", "wrap"))
+            columns = (Column("owner", "cut"), *numbers("size", "share"), Column("what"), Column("to free it", "wrap"))
             shown = [row for row in rows[:_MOST_OWNERS] if row.bytes >= 0.001 * total]
             cells = tuple(
                 Row(
@@ -187,7 +187,7 @@ class Fitted(View):
         for cure in fit.cures:
             words = settings_words(Arm(cure.settings).texts)
             lines.append(f"To keep {plain(fit.name)}={fit.before:,}: {words}, predicted peak {size(cure.peak_bytes)}.")
-        columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
+        columns = (Column("run", "cut"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
         return (Section("Runs", columns, tuple(map(Row, rows)), tuple(lines), lead=True),)
 
     def _figures(self) -> Mapping[str, object]:
@@ -243,7 +243,7 @@ class Cured(View):
         proof = self.proof.probe
         whole = replace(proof, settings={fit.name: fit.before, **proof.settings})
         rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(whole, limit)]
-        columns = (Column("run"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
+        columns = (Column("run", "cut"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
         first = Section("Does it fit?", columns, tuple(map(Row, rows)), lead=True)
         return (first, *(self.compared._sections() if self.compared is not None else ()))
 

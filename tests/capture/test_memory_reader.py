@@ -19,7 +19,7 @@ from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
 import gpulab
-from gpulab.capture import memory_reader
+from gpulab.capture import memory_reader, torch_hooks
 from gpulab.capture.memory_reader import PATIENCE, ActivationHooks
 from gpulab.memory import growth
 from gpulab.memory.storages import live
@@ -84,6 +84,13 @@ def profiled(work: Callable[[], Any], code: str = "") -> tuple[Any, Run]:
     with gpulab.profile(show=False, save=False, trace=False, code=code) as p:
         result = work()
     return result, p.run
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier test of this process may have compiled something, and then no hooks are set."""
+    if "compile" not in request.node.name:
+        monkeypatch.setattr(torch_hooks, "_something_is_compiled", lambda: False)
 
 
 def account_of(run: Run) -> MemoryAccount:

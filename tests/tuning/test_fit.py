@@ -77,7 +77,14 @@ class Machine:
     def room(self) -> Room:
         return self.here
 
-    def run(self, settings: Mapping[str, Any], size: int | None = None, steps: Size = module.STEPS) -> Probe:
+    def run(
+        self,
+        settings: Mapping[str, Any],
+        size: int | None = None,
+        steps: Size = module.STEPS,
+        *,
+        is_trial: bool = False,
+    ) -> Probe:
         wanted = self.peak_of(settings["batch_size"]) * (0.4 if "checkpointing" in settings else 1)
         fits = wanted <= self.here.free_bytes
         peak = self.used_bytes + int(min(wanted, self.here.free_bytes))

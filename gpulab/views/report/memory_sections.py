@@ -54,7 +54,7 @@ def memory_section(run: Run) -> Section:
     pairs.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", gib(memory.total_bytes)))
     most = memory.peak_rss_bytes if run.device.kind == "cpu" else memory.peak_reserved_bytes
     result = f"peak {gib(most)} of {gib(memory.total_bytes)}" if most is not None else NOT_MEASURABLE
-    columns = (Column(""), *numbers("size", "share"), Column("where", "wrap"))
+    columns = (Column("", "cut"), *numbers("size", "share"), Column("where", "wrap"))
     rows = [Row((name, value, "", "")) for name, value in pairs]
     if peak is None:
         return Section.table("Memory", PAIRS, pairs, result=result)
@@ -149,5 +149,5 @@ def failure_section(failure: OutOfMemory) -> Section:
             f"Allocator: {size(pool.allocated_bytes)} in use, {size(pool.reserved_bytes)} taken from the driver, "
             f"largest free block {size(pool.largest_free_bytes)}, cache emptied {plural(pool.retries, 'time')}."
         )
-    columns = (Column("owner"), *numbers("size", "share"), Column("", "wrap"))
+    columns = (Column("owner", "cut"), *numbers("size", "share"), Column("", "wrap")) if rows else ()
     return Section("Who held the memory", columns, rows, tuple(lines), lead=True, result=f"{size(total)} in tensors")
