@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 from markupsafe import Markup
+from msgspec.structs import replace
 
 from gpulab.analysis.memory_peak import KINDS, PeakMemory, ledgers_of, memory_peak, over_steps
 from gpulab.formatting import NOT_MEASURABLE, gib, percent, plural, size
@@ -65,14 +66,24 @@ def memory_section(run: Run) -> Section:
         f"{what}: {size(peak.bytes)}. Owners: step {peak.ledger.step + 1}, {moment}; each storage counts once.",
         *([_rest_of_process(run, peak)] if run.device.kind == "cpu" and memory.peak_rss_bytes else []),
     )
-    return Section(
-        "Memory",
-        columns,
-        (*_peak_rows(peak), *rows),
-        lines,
-        result=f"{result}; of {size(peak.bytes)} in tensors: {largest}",
-        drawing=_drawing(ledgers_of(run)),
+    return _without_empty_column(
+        Section(
+            "Memory",
+            columns,
+            (*_peak_rows(peak), *rows),
+            lines,
+            result=f"{result}; of {size(peak.bytes)} in tensors: {largest}",
+            drawing=_drawing(ledgers_of(run)),
+        )
     )
+
+
+def _without_empty_column(section: Section) -> Section:
+    """The section without its last column, if no row has anything there."""
+    if not section.rows or any(row.cells[-1] for row in section.rows):
+        return section
+    rows = tuple(replace(row, cells=row.cells[:-1]) for row in section.rows)
+    return replace(section, columns=section.columns[:-1], rows=rows)
 
 
 def _rest_of_process(run: Run, peak: PeakMemory) -> str:
@@ -150,4 +161,5 @@ def failure_section(failure: OutOfMemory) -> Section:
             f"largest free block {size(pool.largest_free_bytes)}, cache emptied {plural(pool.retries, 'time')}."
         )
     columns = (Column("owner", "cut"), *numbers("size", "share"), Column("", "wrap")) if rows else ()
-    return Section("Who held the memory", columns, rows, tuple(lines), lead=True, result=f"{size(total)} in tensors")
+    held = Section("Who held the memory", columns, rows, tuple(lines), lead=True, result=f"{size(total)} in tensors")
+    return _without_empty_column(held)
