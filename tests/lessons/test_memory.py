@@ -95,7 +95,7 @@ def test_checkpointing_makes_the_batch_fit(monkeypatch: pytest.MonkeyPatch) -> N
     ran(monkeypatch, TRAINING)
     words = repr(fit_in_little_memory("as-written", 4096, 160))
     assert "fit of batch_size (now 4,096)" in words and "limit: RLIMIT_AS" in words
-    assert "checkpointing=on with batch_size=4,096 fits" in words and "baseline        –" in words
+    assert "checkpointing=on with batch_size=4,096 fits" in words and "predicted not to fit" in words
 
 
 @little
