@@ -27,16 +27,12 @@ class Holding(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """All live tensors on one device at one moment: before a backward pass, before an update, or at the end of the run.
-
-    `peak_bytes`: the most that the allocator held in that step (CUDA); None: the allocator keeps no statistics (CPU).
-    """
+    """All live tensors on one device: before a backward pass, before an update, or at the end of the run."""
 
     device: str
     step: int
     moment: Moment
     holdings: tuple[Holding, ...]
-    peak_bytes: int | None = None
 
     @property
     def bytes(self) -> int:

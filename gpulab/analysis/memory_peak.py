@@ -79,3 +79,39 @@ def over_steps(ledgers: Sequence[Ledger]) -> list[Ledger]:
         if ledger.step not in by_step or by_step[ledger.step].bytes < ledger.bytes:
             by_step[ledger.step] = ledger
     return [by_step[step] for step in sorted(by_step)]
+
+
+# -- what frees an owner's memory --------------------------------------------------------------------------------------
+
+_NOT_NAMES = ("thread ", "module ", "no name ")  # `del` in the notebook does not free what these hold
+_WORDS = {"sys.last_traceback": "traceback", "traceback": "traceback"}
+_WORDS |= dict.fromkeys(("Out", "_", "__", "___", "_oh"), "out")
+
+
+def what_frees(*owners: str) -> str:
+    """`del` of all names that hold it, or the command for outputs and tracebacks; empty if neither frees it."""
+    if any(owner.startswith(_NOT_NAMES) for owner in owners):
+        return ""
+    names = [_root(owner) for owner in owners if not _word(owner)]
+    words = [_word(owner) for owner in owners if _word(owner)]
+    parts = [f"del {', '.join(dict.fromkeys(names))}"] if names else []
+    parts += [f"%gpulab memory --free {','.join(dict.fromkeys(words))}"] if words else []
+    return "; ".join(parts)
+
+
+def is_kept_by_python(owner: str) -> bool:
+    """Whether IPython or Python holds it, an output or a traceback, and no name of the user's."""
+    return bool(_word(owner))
+
+
+def _word(owner: str) -> str:
+    """What `--free` calls it: "traceback", "out"; empty for a name of the user's."""
+    root = _root(owner)
+    return _WORDS.get(root) or ("out" if root.startswith("_") and root[1:].isdigit() else "")
+
+
+def _root(owner: str) -> str:
+    """The name at which it begins: of `trainer.cache[0]` it is `trainer`."""
+    for end in ("[", ":", " ", "'"):
+        owner = owner.partition(end)[0]
+    return owner if owner.startswith("sys.") else owner.partition(".")[0]

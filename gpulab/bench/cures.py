@@ -45,7 +45,6 @@ class Cures:
         fitted, actions = self._fitted, list[tuple[str, Callable[[], View]]]()
         if fitted is None:
             actions.append((f"Find the {NAME} that fits", self._fit))
-        if fitted is None:
             settings = candidates(self._code, NAME, 0, None)
         else:
             settings = [dict(cure.settings) for cure in fitted.result.cures]

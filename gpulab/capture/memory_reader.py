@@ -1,7 +1,8 @@
 """Takes the ledger of a run: what fills the memory before the backward pass and before the update of an early step.
 
 For that one step torch's `saved_tensors_hooks` record which module and line save each activation. Later ledgers have no
-hooks; they show how memory grows, and are so rare that together they take at most 0.5 % of the time.
+hooks and show how memory grows. The second is due after 20 times its cost, so that a run of seconds has one. Each
+further one is due after 200 times its cost, which is 0.5 % of the time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial, wraps
-from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -26,10 +26,10 @@ from gpulab.devices.gpus import in_graph_capture, torch_with_cuda
 from gpulab.memory.failure import explain, memory_error
 from gpulab.memory.growth import growing_line, growth_of_runs, steady_growth
 from gpulab.memory.ledger import GRAPH, Claim, claims, holdings, module_names
-from gpulab.memory.owners import Owner, Walk
+from gpulab.memory.owners import Owner
 from gpulab.memory.room import pool_of, room_of
 from gpulab.memory.storages import Key, Live, attribute, live, storages_of, unobserved
-from gpulab.memory.survey import CHEAP, all_roots, notebook
+from gpulab.memory.survey import all_roots, notebook, search
 from gpulab.memory_record import Growth, Ledger, MemoryAccount, Moment, Pool
 from gpulab.patching.attributes import replaced
 from gpulab.user_code import is_users_file
@@ -60,7 +60,6 @@ class _Snapshot(NamedTuple):
     claims: dict[Key, Claim]
     rest: dict[Key, tuple[Callable[[], Any], ...]]
     spots: dict[Claim, Spot]
-    peaks: dict[str, int]
 
 
 class MemoryReader:
@@ -158,7 +157,7 @@ class MemoryReader:
             if origin.spot is not None:
                 spots[activations[key]] = origin.spot
         claimed = claims(now, activations, self._batches)
-        return _Snapshot(moment, self._steps(), now.bytes, claimed, _unclaimed(now, claimed), spots, _peaks())
+        return _Snapshot(moment, self._steps(), now.bytes, claimed, _unclaimed(now, claimed), spots)
 
     def finish(
         self,
@@ -173,7 +172,8 @@ class MemoryReader:
         """
         shell, namespace = notebook()
         barriers = (shell, namespace)
-        cause, failure, stages = memory_error(error), None, partial(all_roots, shell, namespace)
+        cause, failure = memory_error(error), None
+        stages = partial(all_roots, shell, namespace, cause)
         if cause is not None:
             failure = explain(cause, steps, naming.words(_last_spot(cause)), stages(), barriers)
         with suppress(MemoryError):  # a ledger is worth less than the account of the failure
@@ -182,17 +182,17 @@ class MemoryReader:
                 return MemoryAccount(ledgers, pool=self._pool(gpu), room=room_of(gpu), cost_ns=self.cost_ns)
             now = live()
             purposes = claims(now, {})
-            end = _Snapshot("end", max(0, steps - 1), now.bytes, purposes, _unclaimed(now, purposes), {}, _peaks())
-            walk = Walk(_rest_keys([*self._snapshots, end]), NAMING_NS, barriers)
-            for roots in islice(stages(), CHEAP) if walk.missing else ():
-                walk.follow(roots)
+            end = _Snapshot("end", max(0, steps - 1), now.bytes, purposes, _unclaimed(now, purposes), {})
+            keys = _rest_keys([*self._snapshots, end])
+            walk = search(dict.fromkeys(keys, 0), stages() if keys else (), NAMING_NS, barriers)
             owners = walk.owners(now.bytes)
             updates = [shot for shot in self._snapshots if shot.moment == "update"]
             shots = [*self._snapshots, end] if self._snapshots else []
             is_whole = naming.code and failure is None
+            growths = _growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")
             return MemoryAccount(
                 ledgers=tuple(one for shot in shots for one in self._ledgers(shot, naming, owners)),
-                growth=tuple(_growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")),
+                growth=tuple(sorted(growths, key=lambda growth: -growth.bytes_each)),
                 rerun=growth_of_runs(naming.code, now, stages, barriers, naming.above) if is_whole else None,
                 failure=failure,
                 pool=self._pool(gpu),
@@ -213,7 +213,7 @@ class MemoryReader:
         for device in sorted({device for device, _ in shot.sizes}):
             sizes = {key: count for key, count in shot.sizes.items() if key[0] == device}
             claimed = {key: lines[claim] for key, claim in shot.claims.items() if key in sizes}
-            yield Ledger(device, shot.step, shot.moment, holdings(sizes, claimed, alive), shot.peaks.get(device))
+            yield Ledger(device, shot.step, shot.moment, holdings(sizes, claimed, alive))
 
 
 def _unclaimed(now: Live, claimed: dict[Key, Claim]) -> dict[Key, tuple[Callable[[], Any], ...]]:
@@ -239,8 +239,8 @@ def _rest_keys(snapshots: Iterable[_Snapshot]) -> set[Key]:
 
 
 def _growths(shots: list[_Snapshot], owners: list[Owner], naming: Naming, device: str) -> Iterator[Growth]:
-    """The owners whose memory on the device grew by about the same amount in each step, the fastest first."""
-    if len(shots) < 3:
+    """The owners whose memory on the device grew by about the same amount in each step."""
+    if len(shots) < FEWEST:
         return
     for owner in owners:
         keys = [key for key in owner.keys if key[0] == device]
@@ -269,16 +269,6 @@ def _retries() -> dict[str, int]:
     with suppress(Exception):
         counts = range(torch.cuda.device_count())
         return {f"cuda:{i}": int(torch.cuda.memory_stats(i).get("num_alloc_retries", 0)) for i in counts}
-    return {}
-
-
-def _peaks() -> dict[str, int]:
-    """The most that torch's allocator has held on each GPU since its statistics were reset."""
-    torch = torch_with_cuda()
-    if torch is None:
-        return {}
-    with suppress(Exception):
-        return {f"cuda:{i}": torch.cuda.max_memory_allocated(i) for i in range(torch.cuda.device_count())}
     return {}
 
 

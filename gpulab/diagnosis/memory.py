@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
+from gpulab.analysis.memory_peak import what_frees
 from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext, evidence
-from gpulab.formatting import number, percent, plural, size
+from gpulab.formatting import number, plural, size
 from gpulab.memory_record import Growth, Holding, MemoryAccount, OutOfMemory
 
 SOON = 20  # ours, times the steps of this run: memory that lasts longer is a hint, no finding
@@ -103,12 +102,8 @@ def rerun_leak(context: RuleContext) -> Finding | None:
     growth = account.rerun if account is not None else None
     if growth is None:
         return None
-    name = re.split(r"[\[. ']", growth.owner, maxsplit=1)[0]
-    free = f"del {name} before the next run, or create it in the cell."
-    if name in ("module", "thread"):
-        free = "Empty it before the next run."
-    if name in ("Out", "_"):
-        free = "%gpulab memory --free out before the next run, or end the cell with a semicolon."
+    statement = what_frees(growth.owner)
+    free = f"{statement} before the next run." if statement else "Empty it before the next run."
     return Finding(
         "rerun_leak",
         f"Each run of this cell keeps {size(growth.bytes_each)} more: {growth.owner} holds it{_at(growth)}.",
@@ -122,23 +117,26 @@ def rerun_leak(context: RuleContext) -> Finding | None:
 
 
 def fragmentation(context: RuleContext) -> Finding | None:
-    """The caching allocator had to give back its cache although much of it was free."""
-    account = context.run.memory_account
+    """The caching allocator emptied its cache and asked again, and yet held much more than tensors ever needed.
+
+    Peaks are compared, because at the end of a run most of the cache is free in any case.
+    """
+    account, memory = context.run.memory_account, context.run.memory
     pool = account.pool if account is not None else None
-    if pool is None or not pool.retries or not pool.reserved_bytes:
+    reserved, allocated = memory.peak_reserved_bytes, memory.peak_allocated_bytes
+    if pool is None or not pool.retries or not reserved or allocated is None:
         return None
-    cached = pool.reserved_bytes - pool.allocated_bytes
-    if cached < FRAGMENTED * pool.reserved_bytes:
+    unused = reserved - allocated
+    if unused < FRAGMENTED * reserved:
         return None
     return Finding(
         "fragmentation",
-        f"Fragmented GPU memory: {percent(cached / pool.reserved_bytes)} of the reserved memory is free, in blocks of "
-        f"{size(pool.largest_free_bytes)} at most.",
+        f"Fragmented GPU memory: at their peaks the allocator held {size(reserved)}, and tensors {size(allocated)}.",
         (Evidence(f"the allocator gave its cache back and asked again {plural(pool.retries, 'time')}"),),
         None,
-        "measured",
+        "likely",
         cure="Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts, and pad batches to few sizes.",
-        memory=f"{size(cached)} of no use",
+        memory=f"{size(unused)} of no use",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 from gpulab.memory.owners import Root
@@ -25,7 +25,6 @@ _REQUEST = re.compile(r"(?:tried to allocate|Unable to allocate) ([\d.]+) ?(byte
 _UNITS = {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _ON_GPU, _GPU = re.compile(r"CUDA|CUBLAS|HIP|GPU \d"), re.compile(r"GPU (\d+)")
 NAMING_NS = 2_000_000_000
-NAMES = 2  # stages of a search that hold the names of the notebook
 
 
 def out_of_memory(error: BaseException | None) -> bool:
@@ -67,7 +66,7 @@ def request_bytes(text: str) -> int | None:
 def explain(
     error: BaseException, steps: int, line: str, stages: Iterable[list[Root]], barriers: Iterable[object]
 ) -> OutOfMemory:
-    """The account of a failure, to be taken while its traceback still holds what the code held."""
+    """The account of a failure, while its traceback, one of the `stages`, still holds what the code held."""
     text = str(error)
     number = _GPU.search(text)
     index = int(number[1]) if number else 0 if _ON_GPU.search(text) else None
@@ -75,13 +74,5 @@ def explain(
     room, pool = room_of(index), None if index is None else pool_of(index)
     rows: dict[str, tuple[Holding, ...]] = {}
     with suppress(MemoryError):  # even the search may find no memory
-        rows, _ = named(live(), _with_traceback(error, stages), NAMING_NS, barriers)
+        rows, _ = named(live(), stages, NAMING_NS, barriers)
     return OutOfMemory(device, request_bytes(text), line, steps, rows.get(device, ()), room, pool)
-
-
-def _with_traceback(error: BaseException, stages: Iterable[list[Root]]) -> Iterator[list[Root]]:
-    """The stages of a search; the variables of the dead calls come right after the names of the notebook."""
-    for number, roots in enumerate(stages):
-        if number == NAMES:
-            yield [Root("traceback", error.__traceback__, "traceback")]
-        yield roots

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gpulab.memory.owners import Root, Walk
 from gpulab.memory.storages import Key, Live, live
+from gpulab.memory.survey import search
 from gpulab.memory_record import Growth
 
 LEAST_BYTES = 1_000_000  # ours: over all steps or per run; less is no one's problem
@@ -113,7 +114,7 @@ def growth_of_runs(
     names: dict[str, int] = {}
     walk = None
     if runs and total - runs[-1].bytes >= LEAST_BYTES:
-        walk = _walk(now.bytes, stages, barriers)
+        walk = search(now.bytes, stages(), barriers=barriers)
         names = {name: sum(now.bytes[key] for key in keys) for name, keys in walk.by_root().items()}
     before = runs[-1] if runs else None
     tensors = {key: tuple(map(weakref.ref, of)) for key, of in now.tensors.items()}
@@ -126,15 +127,6 @@ def growth_of_runs(
         return None
     growth = _grown(now, walk, runs, names)
     return growth and replace(growth, line=growing_line(code, growth.owner, above))
-
-
-def _walk(keys: Iterable[Key], stages: Callable[[], Iterable[list[Root]]], barriers: Iterable[object]) -> Walk:
-    walk = Walk(keys, barriers=barriers)
-    for roots in stages():
-        walk.follow(roots)
-        if not walk.missing:
-            break
-    return walk
 
 
 def _grown(now: Live, walk: Walk, runs: list[_Run], names: dict[str, int]) -> Growth | None:

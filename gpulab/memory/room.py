@@ -60,20 +60,8 @@ def _host_room() -> Room | None:
 class _Mallinfo2(ctypes.Structure):
     """The result of glibc's `mallinfo2`; `fordblks` is free memory that malloc keeps for later."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
+    _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(8)] + [
+        (n, ctypes.c_size_t) for n in ("fordblks", "keepcost")
     ]
 
 

@@ -48,7 +48,9 @@ def live() -> Live:
     result = Live({}, {}, [], [], set())
     if torch is None or not hasattr(torch, "nn"):
         return result
-    tensor_types, module_types, optimizer_types = map(_subclasses, (torch.Tensor, torch.nn.Module, _optimizer(torch)))
+    tensor_types, module_types, optimizer_types = (
+        _subclasses(kind) for kind in (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    )
     kinds = tensor_types | module_types | optimizer_types
     every = gc.get_objects()
     objects = list(compress(every, map(kinds.__contains__, map(id, map(type, every)))))  # a third faster than a loop
@@ -77,11 +79,6 @@ def live() -> Live:
 def _add(result: Live, storage: Storage) -> None:
     """Arrays of NumPy at one address may have different lengths."""
     result.bytes[storage.key] = max(storage.bytes, result.bytes.get(storage.key, 0))
-
-
-def _optimizer(torch: Any) -> type:
-    kind: type = torch.optim.Optimizer
-    return kind
 
 
 def _subclasses(kind: type) -> set[int]:

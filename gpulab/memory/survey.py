@@ -49,11 +49,15 @@ def notebook() -> tuple[Any, dict[str, Any]]:
     return shell, vars(sys.modules["__main__"]) if shell is None else shell.user_ns
 
 
-def all_roots(shell: Any, namespace: Mapping[str, Any]) -> Iterator[list[Root]]:
-    """Where owners are searched, the most telling first."""
+def all_roots(shell: Any, namespace: Mapping[str, Any], error: BaseException | None = None) -> Iterator[list[Root]]:
+    """Where owners are searched, the most telling first; the variables of all libraries come last.
+
+    `error`: an exception on its way, whose traceback holds the variables of dead calls.
+    """
     yield model_roots(namespace)
     yield notebook_roots(shell, namespace)
-    yield error_roots(shell)
+    on_its_way = [] if error is None else [Root("traceback", error.__traceback__, "traceback")]
+    yield [*on_its_way, *error_roots(shell)]
     yield other_roots()
     yield library_roots()
 
@@ -66,14 +70,28 @@ def bytes_by_device(sizes: Mapping[Key, int]) -> dict[str, int]:
     return sums
 
 
+def search(
+    sizes: Mapping[Key, int],
+    stages: Iterable[list[Root]],
+    longest_ns: int = LONGEST_NS,
+    barriers: Iterable[object] = (),
+) -> Walk:
+    """Walk from the roots of all stages, because what frees a storage is known only with everything that holds it.
+
+    The last stage, the variables of libraries, only if much has no owner until then.
+    """
+    walk, total = Walk(sizes, longest_ns, barriers), sum(sizes.values())
+    for number, roots in enumerate(stages):
+        if number < CHEAP or sum(sizes[key] for key in walk.missing) > SMALL * total:
+            walk.follow(roots)
+    return walk
+
+
 def named(
     now: Live, stages: Iterable[list[Root]], longest_ns: int = LONGEST_NS, barriers: Iterable[object] = ()
 ) -> tuple[dict[str, tuple[Holding, ...]], bool]:
     """The owners of all storages by device. `stages`: roots in the order in which they are searched."""
-    walk, total = Walk(now.bytes, longest_ns, barriers), sum(now.bytes.values())
-    for number, roots in enumerate(stages):  # what else holds them must be known, before it is told what frees them
-        if number < CHEAP or sum(now.bytes[key] for key in walk.missing) > SMALL * total:
-            walk.follow(roots)
+    walk = search(now.bytes, stages, longest_ns, barriers)
     owners = walk.owners(now.bytes)
     purposes = claims(now, {})
     rows: dict[str, tuple[Holding, ...]] = {}

@@ -29,7 +29,7 @@ from gpulab.tuning.cell_code import on_interrupt
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Execution, FullRun, Stopper, release, run_block, run_full
 from gpulab.tuning.record import Block
-from gpulab.tuning.resolve import Objects, ResolvedArm, Setting, observation_of, resolve
+from gpulab.tuning.resolve import Objects, ResolvedArm, observation_of, resolve
 from gpulab.tuning.schedule import Arm, Listener, Progress, Size
 from gpulab.tuning.snapshots import Start
 
@@ -59,9 +59,7 @@ class Probe(Struct, frozen=True):
     size: int | None
     peak_bytes: int | None
     failure: str = ""
-    ran_out: bool = False
     samples_per_s: float | None = None
-    losses: tuple[float, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -101,7 +99,7 @@ def line_through(peaks: Mapping[int, int]) -> MemoryLine:
 
 
 class Cure(Struct, frozen=True):
-    """Settings with which the present size is predicted to fit. `peak_bytes`: the predicted peak, `largest`: a size."""
+    """Settings with which the present size is predicted to fit. `peak_bytes`: the predicted peak."""
 
     settings: Mapping[str, Plain]
     peak_bytes: float
@@ -145,7 +143,7 @@ class Fit(Struct, frozen=True):
 
 
 class Prober:
-    """Short runs of a cell from the same start, on one device. Use as a context: at the end the state is restored."""
+    """Short runs of a cell from the same start, on one device, all of them within `within`."""
 
     def __init__(self, code: Code, tell: Listener = lambda progress: None, device: str = "auto") -> None:
         self.code, self.tell = code, tell
@@ -217,12 +215,12 @@ class Prober:
             ended = plural(result.step_count + result.dropped, "step")
             is_cut = result.step_count < min(LEAST_STEPS, steps.steps) or self._stopper.requested
             short = f"it ended after {ended}: too few samples, or stopped" if is_cut else ""
-            probe = Probe(settings, size, reached, short, samples_per_s=speed, losses=result.losses)
+            probe = Probe(settings, size, reached, short, speed)
         else:
             ran_out = memory_error(result) is not None
             if not isinstance(result, Exception) or not (ran_out or is_trial):
                 self.error = result
-            probe = Probe(settings, size, reached, failure_of(result, None), ran_out)
+            probe = Probe(settings, size, reached, failure_of(result, None))
             release(result)
         self.probes.append(probe)
         return probe
@@ -234,8 +232,8 @@ class Prober:
         return run_full(Execution(self.code, self.resolved(settings)), requested, self._stopper, None, quiet=True)
 
 
-def size_setting(prober: Prober, name: str, loader_size: int | None) -> tuple[Setting, int]:
-    """The setting and its present value. Raises UsageError if the cell has no such size."""
+def present_size(prober: Prober, name: str, loader_size: int | None) -> int:
+    """The present value of the size. Raises UsageError if the cell has no such size."""
     arm = prober.resolved({name: 1})
     setting = arm.settings[0]
     before = setting.current if isinstance(setting.current, int) else loader_size if name == BATCH else None
@@ -243,17 +241,15 @@ def size_setting(prober: Prober, name: str, loader_size: int | None) -> tuple[Se
         raise UsageError(
             f"The present value of {name} is not known: assign it a number in the cell, for example {name} = 64."
         )
-    return setting, before
+    return before
 
 
-def fit(
-    prober: Prober, name: str, *, least_free: float = LEAST_FREE, loader_size: int | None = None, prove: bool = True
-) -> Fit:
+def fit(prober: Prober, name: str, *, least_free: float = LEAST_FREE, loader_size: int | None = None) -> Fit:
     """Find the largest value of `name` that fits. Call it within `Prober.within`. Raises UsageError.
 
     `least_free`: share of the room that stays free. `loader_size`: the batch size of an earlier run's loader.
     """
-    _, before = size_setting(prober, name, loader_size)
+    before = present_size(prober, name, loader_size)
     room = prober.room()
     reserve = KILLING_FREE if room.limit in KILLING else HEADROOM_BYTES / max(1, room.free_bytes)
     free = min(1.0, max(least_free, 0.0 if room.limit == "GPU" else reserve))
@@ -265,7 +261,7 @@ def fit(
         notes.append(f"{percent(free)} of the free memory stays free ({why}).")
     line = line_through(peaks) if len(peaks) > 1 else None
     predicted = line.largest(allowed) if line is not None else None
-    proven = _prove(prober, name, predicted[0], allowed, peaks) if predicted is not None and prove else None
+    proven = _prove(prober, name, predicted[0], allowed, peaks) if predicted is not None else None
     runs = tuple(prober.probes)
     answer = Fit(name, before, room, allowed, free, runs, line, predicted, proven, tuple(notes), tuple(peaks))
     return replace(answer, cures=cures(prober, name, answer))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 from msgspec.structs import asdict, replace
 
+from gpulab.analysis.memory_peak import is_kept_by_python, what_frees
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import percent, plural, settings_words, size
-from gpulab.memory_record import Holding, Room, Survey
+from gpulab.memory_record import Room, Survey
 from gpulab.tuning.schedule import Arm
 from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.report.memory_sections import title_of
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_OWNERS = 20
 _MOST_STATEMENTS = 3  # of an advice
-NO_NAMES = ("thread ", "module ")  # `del` in the notebook does not free what these hold
 _LEAST_BYTES = 1 << 20  # ours: less is no one's problem
-_FREED_BY = {"sys.last_traceback": "traceback", "traceback": "traceback", "Out": "out", "_": "out", "__": "out"}
-_FREED_BY |= {"___": "out", "_oh": "out"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,9 +60,11 @@ class Owners(View):
     def _advice(self) -> str:
         """The statements that free what is probably kept by mistake: graphs, outputs and tracebacks; else variables."""
         rows = [row for rows in self.result.owners.values() for row in rows if row.bytes >= _LEAST_BYTES]
-        rows = [row for row in rows if row.kind in ("variables", "saved activations") and _statement(row)]
-        stray = [row for row in rows if row.kind == "saved activations" or _word(_root(row.owner))] or rows[:1]
-        statements = dict.fromkeys(map(_statement, stray[:_MOST_STATEMENTS]))
+        rows = [
+            row for row in rows if row.kind in ("variables", "saved activations") and what_frees(row.owner, *row.others)
+        ]
+        stray = [row for row in rows if row.kind == "saved activations" or is_kept_by_python(row.owner)] or rows[:1]
+        statements = dict.fromkeys(what_frees(row.owner, *row.others) for row in stray[:_MOST_STATEMENTS])
         freed = sum(row.bytes for row in stray[:_MOST_STATEMENTS])
         return f"{'; '.join(statements)}: {size(freed)} come back" if stray else ""
 
@@ -79,7 +79,13 @@ class Owners(View):
             shown = [row for row in rows[:_MOST_OWNERS] if row.bytes >= 0.001 * total]
             cells = tuple(
                 Row(
-                    (plain(r.owner), size(r.bytes), percent(r.bytes / total), title_of(r.kind), plain(_statement(r))),
+                    (
+                        plain(r.owner),
+                        size(r.bytes),
+                        percent(r.bytes / total),
+                        title_of(r.kind),
+                        plain(what_frees(r.owner, *r.others)),
+                    ),
                     bar=r.bytes / total,
                 )
                 for r in shown
@@ -107,35 +113,6 @@ class Owners(View):
             "freed_bytes": self.freed,
             "whole": self.result.is_whole,
         }
-
-
-def _statement(row: Holding) -> str:
-    """What frees a row: `del` of all names that hold it, or the command for outputs and tracebacks."""
-    if row.kind == "unnamed":
-        return ""
-    names: list[str] = []
-    commands: list[str] = []
-    for owner in (row.owner, *row.others):
-        if owner.startswith(NO_NAMES):
-            return ""
-        name = _root(owner)
-        word = _word(name)
-        (commands if word else names).append(word or name)
-    parts = [f"del {', '.join(dict.fromkeys(names))}"] if names else []
-    parts += [f"%gpulab memory --free {','.join(dict.fromkeys(commands))}"] if commands else []
-    return "; ".join(parts)
-
-
-def _word(name: str) -> str:
-    """What `--free` calls it, if IPython or Python holds it: "traceback", "out"; else empty."""
-    return _FREED_BY.get(name) or ("out" if name.startswith("_") and name[1:].isdigit() else "")
-
-
-def _root(owner: str) -> str:
-    """The name to delete: of `trainer.cache[0]` it is `trainer`."""
-    for end in ("[", ":", " ", "'"):
-        owner = owner.partition(end)[0]
-    return owner if owner.startswith("sys.") else owner.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -11,6 +11,7 @@ from gpulab.diagnosis import memory
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import RuleContext
 from gpulab.memory_record import Growth, Holding, MemoryAccount, OutOfMemory, Pool, Room
+from gpulab.run import Memory
 from tests.support.rule_cases import case_of, run_of
 from tests.support.rule_tables import Answer, assert_golden
 
@@ -56,15 +57,19 @@ ACCOUNTS: dict[str, MemoryAccount] = {
 UNTOLD: dict[str, MemoryAccount | None] = {
     "no account": None,
     "nothing": MemoryAccount(),
-    "a full pool with retries": MemoryAccount(pool=FULL),
+    "a full pool with retries": MemoryAccount(pool=replace(FULL, reserved_bytes=6 * GB)),
     "a torn pool without retries": MemoryAccount(pool=replace(TORN, retries=0)),
     "an empty pool": MemoryAccount(pool=Pool(0, 0, 0, 3)),
 }
 
 
 def case(account: MemoryAccount | None) -> RuleContext:
+    """A run whose tensors took 5 GB at their peak; its allocator held what the pool says."""
     failed = account is not None and account.failure is not None
-    return case_of(run_of(gpu=True, memory_account=account, outcome="failed" if failed else "completed"))
+    pool = account.pool if account is not None else None
+    memory = Memory(peak_allocated_bytes=5 * GB, peak_reserved_bytes=pool.reserved_bytes if pool is not None else None)
+    outcome = "failed" if failed else "completed"
+    return case_of(run_of(gpu=True, memory_account=account, memory=memory, outcome=outcome))
 
 
 def answer(name: str) -> Answer:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from gpulab.memory.owners import Owner, Root, Walk, error_roots, model_roots, notebook_roots, other_roots
 from gpulab.memory.storages import live, storages_of
+from gpulab.memory.survey import search
 from gpulab.user_code import CELL_WITHOUT_IPYTHON
 
 SIZE = 1000
@@ -335,3 +336,16 @@ def test_a_walk_that_is_cut_says_so() -> None:
     walk = Walk([storages_of(x)[0].key], longest_ns=-1)
     walk.follow([Root("x", [x])])
     assert walk.is_cut and walk.missing and not walk.owners({})
+
+
+def test_what_else_holds_it_is_searched_although_all_has_a_name() -> None:
+    tensor = torch.ones(300_000)
+    (storage,) = storages_of(tensor)
+    sizes, first = {storage.key: storage.bytes}, [Root("a", tensor)]
+    (owner,) = search(sizes, [first, [Root("b", [tensor])]]).owners(sizes)
+    assert (owner.name, owner.others) == ("a", ("b",))
+    libraries = [Root("module library", [tensor])]
+    (owner,) = search(sizes, [first, [], [], [], libraries]).owners(sizes)
+    assert owner.others == ()
+    (owner,) = search(sizes, [[], [], [], [], libraries]).owners(sizes)
+    assert owner.name == "module library"

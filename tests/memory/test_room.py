@@ -171,7 +171,7 @@ def test_the_account_of_a_failure_names_the_dead_calls() -> None:
     exec(compile(code, "<cell>", "exec"), names)
     with pytest.raises(MemoryError) as caught:
         names["step"]()
-    stages = [[Root("model", names["model"])], [], [], []]
+    stages = [[Root("model", names["model"])], [Root("traceback", caught.tb, "traceback")]]
     account = explain(RuntimeError(CUDA).with_traceback(caught.tb), 3, "line 2", stages, ())
     assert (account.device, account.request_bytes, account.steps, account.holdings) == ("cuda:1", 2 << 30, 3, ())
     account = explain(caught.value, 3, "line 2", stages, ())

@@ -88,13 +88,13 @@ class Machine:
         wanted = self.peak_of(settings["batch_size"]) * (0.4 if "checkpointing" in settings else 1)
         fits = wanted <= self.here.free_bytes
         peak = self.used_bytes + int(min(wanted, self.here.free_bytes))
-        self.probes.append(Probe(settings, size, peak, "" if fits else "out of memory", not fits))
+        self.probes.append(Probe(settings, size, peak, "" if fits else "out of memory"))
         return self.probes[-1]
 
 
 def searched(machine: Machine, before: int) -> Fit:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "size_setting", lambda *arguments: (None, before))
+        patch.setattr(module, "present_size", lambda *arguments: before)
         patch.setattr(module, "candidates", lambda *arguments: [{"checkpointing": True}])
         return module.fit(machine, "batch_size")  # type: ignore[arg-type]
 
@@ -246,7 +246,7 @@ print(json.dumps({
     "peak": found.peak_of(found.proven or 0), "limit": found.room.limit, "text": fitted.text(full=True),
     "same": all(map(torch.equal, before, after)), "state": len(names["optimizer"].state),
     "cures": [dict(cure.settings) for cure in found.cures],
-    "fits": [proof.probe.fits for proof in proofs], "ran_out": [proof.probe.ran_out for proof in proofs],
+    "fits": [proof.probe.fits for proof in proofs], "failures": [proof.probe.failure for proof in proofs],
 }))
 """
 
@@ -261,5 +261,5 @@ def test_where_memory_really_runs_out() -> None:
     assert 0.9 * told["allowed"] <= told["peak"] <= told["allowed"]
     assert told["predicted"][1] <= told["proven"] * 1.03 and told["proven"] <= told["predicted"][2]
     assert {"checkpointing": True} in told["cures"]
-    assert told["fits"] == [True, False] and told["ran_out"] == [False, True]
+    assert told["fits"] == [True, False] and [failure[:13] for failure in told["failures"]] == ["", "out of memory"]
     assert f"batch_size={told['proven']:,} fits" in told["text"]

@@ -223,7 +223,7 @@ def owners(name: str = "history") -> Survey:
 def a_fit(words: str = "out of memory", **changes: Any) -> Fit:
     probes = (
         Probe({"batch_size": 16}, 16, 2 * GB, samples_per_s=1800.0),
-        Probe({"batch_size": 512}, 512, None, words, ran_out=True),
+        Probe({"batch_size": 512}, 512, None, words),
         Probe({"batch_size": 64}, 64, 3 * GB, samples_per_s=2100.0),
         Probe({"batch_size": 176}, 176, 5400 * MB, samples_per_s=2200.0),
     )
