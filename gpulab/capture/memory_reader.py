@@ -26,7 +26,7 @@ from gpulab.devices.gpus import in_graph_capture, torch_with_cuda
 from gpulab.memory.failure import explain, memory_error
 from gpulab.memory.growth import growing_line, growth_of_runs, steady_growth
 from gpulab.memory.ledger import GRAPH, Claim, claims, holdings, module_names
-from gpulab.memory.owners import Owner
+from gpulab.memory.owners import Owner, Walk
 from gpulab.memory.room import pool_of, room_of
 from gpulab.memory.storages import Key, Live, attribute, live, storages_of, unobserved
 from gpulab.memory.survey import all_roots, notebook, search
@@ -189,7 +189,7 @@ class MemoryReader:
             updates = [shot for shot in self._snapshots if shot.moment == "update"]
             shots = [*self._snapshots, end] if self._snapshots else []
             is_whole = naming.code and failure is None
-            growths = _growths([*updates, end], owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")
+            growths = _growths([*updates, end], walk, owners, naming, "cpu" if gpu is None else f"cuda:{gpu}")
             return MemoryAccount(
                 ledgers=tuple(one for shot in shots for one in self._ledgers(shot, naming, owners)),
                 growth=tuple(sorted(growths, key=lambda growth: -growth.bytes_each)),
@@ -238,8 +238,8 @@ def _rest_keys(snapshots: Iterable[_Snapshot]) -> set[Key]:
     return keys
 
 
-def _growths(shots: list[_Snapshot], owners: list[Owner], naming: Naming, device: str) -> Iterator[Growth]:
-    """The owners whose memory on the device grew by about the same amount in each step."""
+def _growths(shots: list[_Snapshot], walk: Walk, owners: list[Owner], naming: Naming, device: str) -> Iterator[Growth]:
+    """The owners whose memory on the device grew by about the same amount in each step, named by what has come."""
     if len(shots) < FEWEST:
         return
     for owner in owners:
@@ -248,8 +248,10 @@ def _growths(shots: list[_Snapshot], owners: list[Owner], naming: Naming, device
         points = [(shot.step, count) for shot, count in zip(shots, held, strict=True)]
         each = steady_growth(points)
         if each is not None:
-            line = growing_line(naming.code, owner.name, naming.above)
-            yield Growth(owner.name, each, points[-1][0] - points[0][0], line)
+            fresh = [key for key in keys if not _is_alive(shots[0].rest.get(key))]
+            name = walk.name_of(owner.root, fresh or keys, shots[-1].sizes)
+            line = growing_line(naming.code, name, naming.above)
+            yield Growth(name, each, points[-1][0] - points[0][0], line)
 
 
 def _last_spot(error: BaseException) -> Spot | None:

@@ -61,12 +61,16 @@ class Root(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """One owner of storages. `others`: names that keep all or some of them alive too. `graph`: through autograd."""
+    """One owner of storages. `root`: the name at which the walk to them began, `name`: what holds them inside of it.
+
+    `others`: names that keep all or some of them alive too. `graph`: through autograd.
+    """
 
     name: str
     keys: frozenset[Key]
     others: tuple[str, ...]
     graph: bool
+    root: str
 
 
 class _Node(NamedTuple):
@@ -260,7 +264,7 @@ class Walk:
                 if mask >> i & 1 and other.name != root.name and not (root.group and other.group == root.group)
             ]
             graph = sum(sizes[k] for k in keys if nearest[k][1]) > sum(sizes[k] for k in keys) / 2
-            result.append(Owner(name, frozenset(keys), tuple(dict.fromkeys(others)), graph))
+            result.append(Owner(name, frozenset(keys), tuple(dict.fromkeys(others)), graph, root.name))
         return sorted(result, key=lambda owner: -sum(sizes[key] for key in owner.keys))
 
     def by_root(self) -> dict[str, list[Key]]:

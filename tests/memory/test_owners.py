@@ -348,4 +348,4 @@ def test_what_else_holds_it_is_searched_although_all_has_a_name() -> None:
     (owner,) = search(sizes, [first, [], [], [], libraries]).owners(sizes)
     assert owner.others == ()
     (owner,) = search(sizes, [[], [], [], [], libraries]).owners(sizes)
-    assert owner.name == "module library"
+    assert owner.root == "module library"
