@@ -374,7 +374,9 @@ def test_kept_graphs_grow_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fastest, slower = account_of(profiled(keeps)[1]).growth
     assert fastest.owner == "kept" and fastest.bytes_each >= 20 * BATCH * WIDTH * 4
-    assert slower.owner == "pile" and slower.bytes_each == pytest.approx(40_000, rel=0.01)
+    assert slower.owner == "pile" and slower.bytes_each == pytest.approx(
+        40_000, rel=0.05
+    )  # of 29 steps, give or take one
 
 
 def test_a_loop_without_an_optimizer_and_one_with_two() -> None:
