@@ -84,7 +84,7 @@ def _bisected(cell: Any, guess: int) -> int:
     def search() -> None:
         size = guess
         while fits[1] - fits[0] > max(1, RESOLUTION * fits[0]):
-            ran = prober.run({"batch_size": size}, size, STEPS).fits
+            ran = prober.run({"batch_size": size}, size, STEPS, is_trial=True).fits
             fits[0 if ran else 1] = size
             if fits[1] == 1 << 30:
                 size = int(1.1 * size) + 1

@@ -305,7 +305,7 @@ def _prove(prober: Prober, name: str, first: int, allowed: float, peaks: Mapping
     for _ in range(ATTEMPTS):
         if size < 1 or size in points or prober.halted:
             break
-        probe = prober.run({name: size}, size, FURTHER)
+        probe = prober.run({name: size}, size, FURTHER, is_trial=True)  # smaller sizes ran: it is the size that fails
         if probe.fits and probe.peak_bytes is not None:
             points[size] = probe.peak_bytes
         if probe.fits and (probe.peak_bytes or 0) <= allowed:
