@@ -73,7 +73,8 @@ def memory_peak(run: Run) -> PeakMemory | None:
 
 
 def over_steps(ledgers: Sequence[Ledger]) -> list[Ledger]:
-    """One ledger for each step in which one was taken: the larger of its two moments."""
+    """One ledger for each step in which one was taken: the larger of its two moments; none of the end of the run."""
+    ledgers = [ledger for ledger in ledgers if ledger.moment != "end"]
     by_step: dict[int, Ledger] = {}
     for ledger in ledgers:
         if ledger.step not in by_step or by_step[ledger.step].bytes < ledger.bytes:

@@ -101,9 +101,8 @@ class MemoryReader:
             return
         if not self._is_due():
             return
-        if not self._snapshots:
-            self._origins = self._hooks.finish()
-            self._take("backward")
+        self._origins = self._hooks.finish()
+        self._take("backward")
         self.awaits_update, self.awaits_batch = True, False
         self._plan()
 

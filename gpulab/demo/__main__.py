@@ -15,6 +15,7 @@ from gpulab.demo import cell
 from gpulab.errors import GpulabError, UsageError
 from gpulab.options import whole_number_type
 from gpulab.store.files import write_whole
+from gpulab.user_code import CELL_WITHOUT_IPYTHON
 from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def profile_demo(steps: int | None = None, slow_ms: float = 0.0) -> Report:
         _execute(cell.SETUP, "<demo setup>", namespace)
     namespace["dataset"].slow_ms = slow_ms  # type: ignore[attr-defined]
     with gpulab.profile("demo", steps=steps, show=False, code=cell.TRAINING, progress_of="the demo") as p:
-        _execute(cell.TRAINING, "<demo cell>", namespace)
+        _execute(cell.TRAINING, CELL_WITHOUT_IPYTHON, namespace)
     return p.report
 
 
