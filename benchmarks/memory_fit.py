@@ -1,14 +1,17 @@
 """`python -m benchmarks memory_fit`: does the predicted batch size fit, and do the proposed cures?
 
 Ten cells (memory_models.py) run under a limit of address space, where the allocator really fails. The oracle is a
-bisection: the largest batch size that runs. Each cell has a process of its own.
+bisection without gpulab: the largest batch size that runs, each size in a process of its own, forked from the same one.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import resource
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from subprocess import CalledProcessError
@@ -20,6 +23,7 @@ from benchmarks.memory_models import FITS
 ROOM_BYTES = 400 << 20
 RESOLUTION = 0.02  # of the bisection
 NEAR = 0.05
+UPDATES = 3  # after which a size is said to run
 MMAP_THRESHOLD = "65536"  # glibc returns freed tensors at once; its fragments would move the limit itself
 
 
@@ -40,26 +44,29 @@ def _result(code: str) -> dict[str, Any]:
 def fit_of(code: str) -> dict[str, Any]:
     """Predict, bisect and cure under a limit."""
     os.environ["GPULAB_DIR"] = tempfile.mkdtemp()
-    import torch
-
+    import gpulab
     from gpulab.api.memory import fit, prove
-    from gpulab.memory.room import status_bytes
+    from gpulab.memory.room import room_of, status_bytes
+    from gpulab.memory.survey import empty_caches
     from gpulab.tuning.code import Code
     from gpulab.tuning.fit import Prober
 
-    torch.ones(64, 64) @ torch.ones(64, 64)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     cell = Code.of_text(code, namespace)
+    with gpulab.profile(show=False, save=False, steps=3, code=code):  # as in a notebook: its threads have run
+        exec(compile(code, "<cell>", "exec"), dict(namespace))
     Prober(cell).within(lambda: None)  # imports
     used = status_bytes("VmSize") or 0
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, resource.RLIM_INFINITY))
     found = fit(cell, least_free=0.0, show=False).result
     if found.line is None:
         return {"predicted": None, "probes": [[p.size, p.peak_bytes, p.failure] for p in found.probes]}
-    whole = found.line.largest(found.allowed_bytes + found.free_fraction * found.room.free_bytes)
-    largest = _bisected(cell, whole[0] if whole else found.before)
-    doubled = code.replace(f"batch_size = {found.before}", f"batch_size = {2 * largest}", 1)
-    big = Code.of_text(doubled, namespace)
+    empty_caches()
+    room = room_of(None)
+    assert room is not None
+    before = found.allowed_bytes - (1 - found.free_fraction) * found.room.free_bytes
+    whole, largest = found.line.largest(before + room.free_bytes), _bisected(code)
+    big = Code.of_text(_with_size(code, 2 * largest), namespace)
     again = fit(big, show=False)
     cures = {}
     for cure in again.result.cures:
@@ -75,27 +82,41 @@ def fit_of(code: str) -> dict[str, Any]:
     }
 
 
-def _bisected(cell: Any, guess: int) -> int:
+def _with_size(code: str, size: int) -> str:
+    return re.sub(r"^batch_size = \d+", f"batch_size = {size}", code, count=1, flags=re.M)
+
+
+def _bisected(code: str) -> int:
     """The largest batch size that runs, within the resolution."""
-    from gpulab.tuning.fit import STEPS, Prober
+    fits, fails = 1, 0
+    while not fails or fails - fits > max(1, RESOLUTION * fits):
+        size = (fits + fails) // 2 if fails else 2 * fits
+        if _runs(_with_size(code, size)):
+            fits = size
+        else:
+            fails = size
+    return fits
 
-    fits = [1, 1 << 30]
 
-    def search() -> None:
-        size = guess
-        while fits[1] - fits[0] > max(1, RESOLUTION * fits[0]):
-            ran = prober.run({"batch_size": size}, size, STEPS, is_trial=True).fits
-            fits[0 if ran else 1] = size
-            if fits[1] == 1 << 30:
-                size = int(1.1 * size) + 1
-            elif fits[0] == 1:
-                size = int(0.9 * size)
-            else:
-                size = (fits[0] + fits[1]) // 2
+def _runs(code: str) -> bool:
+    """Whether a copy of this process runs the first steps of the code."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook as after_each_update
 
-    prober = Prober(cell)
-    prober.within(search)
-    return fits[0]
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] == 0
+    updates = itertools.count(1)
+
+    def end_early(*_: object) -> None:
+        if next(updates) == UPDATES:
+            os._exit(0)
+
+    try:
+        after_each_update(end_early)
+        exec(compile(code, "<cell>", "exec"), {"__name__": "__main__"})
+    finally:
+        os._exit(1)
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:

@@ -1,7 +1,9 @@
 """The largest value of a size that fits into memory: predicted from two cheap runs, then proven by a run.
 
-The peak of memory is fitted as m0 + m1·B over the batch size B (definitions.md, "Batch size"). On a GPU the peak is the
-allocator's, on the host the kernel's, so that it contains rounding, workspaces and what libraries keep.
+The peak of memory is fitted as m0 + m1·B over the batch size B (definitions.md, "Batch size"). It is the peak of what
+the limit counts (`memory/peak.py`), so that it contains rounding, workspaces and what libraries keep. Libraries keep
+something of each size that has run, as oneDNN keeps compiled code: that is no part of the slope, and the next size adds
+as much.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from gpulab.errors import UsageError
 from gpulab.formatting import percent, plural
 from gpulab.knobs.variables import Plain
 from gpulab.memory.failure import memory_error
-from gpulab.memory.room import Peak, room_of, status_bytes
+from gpulab.memory.peak import Peak, peak_of
+from gpulab.memory.room import room_of
 from gpulab.memory.survey import empty_caches
 from gpulab.memory_record import Room
 from gpulab.options import LEAST_FREE
@@ -37,7 +40,7 @@ KILLING = ("control group", "machine")  # limits at which the kernel kills the p
 KILLING_FREE = 0.2  # ours: room that stays free below such a limit, at least
 STEPS = Size(warmup=1, steps=2)  # of a run: the optimizer's states come with the first step
 FURTHER = Size(warmup=1, steps=4)  # of a run that proves
-NOISE_FRACTION = 0.01  # ours: of a peak from run to run
+NOISE_FRACTION = 0.01  # ours: of what grows with the size, from run to run
 NOISE_BYTES = 4 << 20  # ours: what allocators keep more or less
 Z_975 = 1.96
 ROOMY = 0.8  # ours: of a size that fits, which leaves room for one more copy of the gradients
@@ -53,13 +56,18 @@ LEAST_GROWTH_BYTES = 3 * NOISE_BYTES
 
 
 class Probe(Struct, frozen=True):
-    """One short run. `peak_bytes`: of the device's memory, None if unknown; `failure`: empty if it ran."""
+    """One short run. `peak_bytes`: of the device's memory, None if unknown; `failure`: empty if it ran.
+
+    `base_bytes` are in use before it, `rest_bytes` after it.
+    """
 
     settings: Mapping[str, Plain]
     size: int | None
     peak_bytes: int | None
     failure: str = ""
     samples_per_s: float | None = None
+    base_bytes: int = 0
+    rest_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -83,18 +91,21 @@ class MemoryLine(Struct, frozen=True):
         if self.m1_bytes <= 0:
             return None
         middle = (allowed_bytes - self.m0_bytes) / self.m1_bytes
-        mean = sum(self.sizes) / len(self.sizes)
-        spread = sum((size - mean) ** 2 for size in self.sizes)
-        of_line = self.sd_bytes * math.sqrt(1 / len(self.sizes) + (middle - mean) ** 2 / spread)
-        off = Z_975 * math.hypot(of_line, self.sd_bytes) / self.m1_bytes
+        off = self.error_at(middle) / self.m1_bytes
         return max(0, int(middle)), max(0, int(middle - off)), max(0, int(middle + off))
+
+    def error_at(self, size: float) -> float:
+        """How far a peak in bytes may be from the line: half the 95 % interval of a prediction."""
+        mean = sum(self.sizes) / len(self.sizes)
+        spread = sum((one - mean) ** 2 for one in self.sizes)
+        return Z_975 * self.sd_bytes * math.sqrt(1 + 1 / len(self.sizes) + (size - mean) ** 2 / spread)
 
 
 def line_through(peaks: Mapping[int, int]) -> MemoryLine:
     """The line through peaks in bytes at two or more sizes; without BLAS, which fails hard where memory is short."""
     m1, m0 = statistics.linear_regression(list(peaks), list(peaks.values()))
     off = max(abs(peak - m0 - m1 * size) for size, peak in peaks.items())
-    sd = max(NOISE_BYTES, NOISE_FRACTION * max(peaks.values()), off)
+    sd = max(NOISE_BYTES, NOISE_FRACTION * (max(peaks.values()) - min(peaks.values())), off)
     return MemoryLine(m0, m1, tuple(sorted(peaks)), sd)
 
 
@@ -151,6 +162,7 @@ class Prober:
         self.gpu = (self.device.index or 0) if self.device.kind == "cuda" else None
         self._stopper = Stopper()
         self._start: Start
+        self._peak: Peak
         self.probes: list[Probe] = []
         self.error: BaseException | None = None
 
@@ -164,7 +176,7 @@ class Prober:
 
     def within(self, work: Callable[[], None]) -> None:
         """Do `work`, which probes; afterwards the user's state is restored. Raises the error of the user's code."""
-        with threads.measuring(), on_interrupt(self.stop) as interrupt:
+        with threads.measuring(), on_interrupt(self.stop) as interrupt, peak_of(self.gpu) as self._peak:
             self._start = Start(self.code)
             try:
                 work()
@@ -192,11 +204,7 @@ class Prober:
     @property
     def used_bytes(self) -> int:
         """What a peak counts before a run begins."""
-        if self.gpu is None:
-            return status_bytes("VmRSS") or 0
-        import torch
-
-        return int(torch.cuda.memory_allocated(self.gpu))
+        return self._peak.used_bytes
 
     def run(
         self, settings: Mapping[str, Plain], size: int | None = None, steps: Size = STEPS, *, is_trial: bool = False
@@ -204,11 +212,11 @@ class Prober:
         """One short run with these settings. `is_trial`: any error is only a failure of these settings."""
         arm = self.resolved(settings)
         self.tell(Progress(f"a short run with {Arm(settings).label}", len(self.probes), len(self.probes) + 1, None))
-        self._start.restore()
         empty_caches()
-        peak = Peak(self.gpu)
+        base = self.used_bytes
+        self._peak.reset()
         result = run_block(Execution(self.code, arm), steps, self._stopper, on_gpu=self.gpu is not None)
-        reached = peak.bytes
+        reached = self._peak.bytes
         if isinstance(result, Block):
             took_s = result.time_ns / 1e9
             speed = result.sample_count / took_s if result.sample_count and took_s else None
@@ -222,6 +230,10 @@ class Prober:
                 self.error = result
             probe = Probe(settings, size, reached, failure_of(result, None))
             release(result)
+        del result
+        self._start.restore()
+        empty_caches()
+        probe = replace(probe, base_bytes=base, rest_bytes=self.used_bytes)
         self.probes.append(probe)
         return probe
 
@@ -253,8 +265,9 @@ def fit(prober: Prober, name: str, *, least_free: float = LEAST_FREE, loader_siz
     room = prober.room()
     reserve = KILLING_FREE if room.limit in KILLING else HEADROOM_BYTES / max(1, room.free_bytes)
     free = min(1.0, max(least_free, 0.0 if room.limit == "GPU" else reserve))
-    allowed = prober.used_bytes + (1 - free) * room.free_bytes
-    peaks = _cheap_runs(prober, name, before, allowed)
+    cheap = _cheap_runs(prober, name, max(1, before // FIRST_PART), (1 - free) * room.free_bytes)
+    room, used = prober.room(), prober.used_bytes
+    allowed, peaks = used + (1 - free) * room.free_bytes, peaks_from(cheap, used + kept_by(cheap))
     notes = []
     if free > least_free:
         why = "below it the kernel kills the process" if room.limit in KILLING else "for threads and libraries"
@@ -267,32 +280,48 @@ def fit(prober: Prober, name: str, *, least_free: float = LEAST_FREE, loader_siz
     return replace(answer, cures=cures(prober, name, answer))
 
 
-def _cheap_runs(prober: Prober, name: str, before: int, allowed: float) -> dict[int, int]:
-    """Peaks in bytes at two sizes that surely fit, the larger of which takes up a good part of what is allowed."""
-    peaks: dict[int, int] = {}
-    size, used = max(1, before // FIRST_PART), prober.used_bytes
-    while not prober.halted and len(prober.probes) < MOST_CHEAP and size not in peaks:
-        probe = prober.run({name: size}, size)
-        if probe.peak_bytes is None:
+def kept_by(probes: Mapping[int, Probe]) -> int:
+    """What libraries keep of a new size, in bytes: as of the largest that ran."""
+    last = probes[max(probes)] if probes else Probe({}, None, None)
+    return max(0, last.rest_bytes - last.base_bytes)
+
+
+def peaks_from(probes: Mapping[int, Probe], rest: int = 0) -> dict[int, int]:
+    """Peaks by size as they would be with `rest` bytes in use after the run."""
+    return {size: rest + p.peak_bytes - p.rest_bytes for size, p in probes.items() if p.peak_bytes}
+
+
+def _cheap_runs(
+    prober: Prober, name: str, first: int, room: float, settings: Mapping[str, Plain] | None = None
+) -> dict[int, Probe]:
+    """Runs of two sizes or more that surely fit, the largest of which takes up a good part of the room in bytes.
+
+    `settings`: of a cure, which is given up when it fails.
+    """
+    runs: dict[int, Probe] = {}
+    size, most_probes = first, len(prober.probes) + MOST_CHEAP
+    while not prober.halted and len(prober.probes) < most_probes and size not in runs:
+        probe = prober.run({**(settings or {}), name: size}, None if settings else size, is_trial=bool(settings))
+        if probe.peak_bytes is None or not (probe.fits or settings is None):
             break
         if not probe.fits:
-            peaks, size = {}, max(1, size // 4)
+            runs, size = {}, max(1, size // 4)
             continue
-        peaks[size] = probe.peak_bytes
-        grown, room = max(peaks.values()) - used, allowed - used
-        last = {one: peaks[one] for one in sorted(peaks)[-2:]}
+        runs[size] = probe
+        most = max(run.peak_bytes - run.base_bytes for run in runs.values() if run.peak_bytes)
+        last = peaks_from({one: runs[one] for one in sorted(runs)[-2:]})
         line = line_through(last) if len(last) > 1 else None
         steep = line is not None and max(last.values()) - min(last.values()) >= LEAST_GROWTH_BYTES
-        if steep and grown >= ENOUGH * room:
+        if steep and most >= ENOUGH * room:
             break
-        goal = line.largest(used + HALF * room) if line is not None and steep else None
-        # without a slope only the order of magnitude is known, and part of what has grown does not grow with the size
-        aim = goal[0] if goal is not None else max(3 * size, int(HALF * room / max(1, grown) * size))
-        if goal is None and grown >= ENOUGH * room:
+        goal = line.largest(HALF * room) if line is not None and steep else None
+        # without a slope only the order of magnitude is known, and part of what is added does not grow with the size
+        aim = goal[0] if goal is not None else max(3 * size, int(HALF * room / max(1, most) * size))
+        if goal is None and most >= ENOUGH * room:
             aim = max(1, size // 3)
         size = min(aim, FAR * size)  # a small run may not grow at all: it has memory that others have freed
-    far = max(peaks, default=0) // FAR
-    return {one: peak for one, peak in peaks.items() if one >= far}
+    far = max(runs, default=0) // FAR
+    return {one: probe for one, probe in runs.items() if one >= far}
 
 
 def _prove(prober: Prober, name: str, first: int, allowed: float, peaks: Mapping[int, int]) -> int | None:
@@ -320,6 +349,7 @@ def _prove(prober: Prober, name: str, first: int, allowed: float, peaks: Mapping
         size = largest[0] if largest is not None else (best + size) // 2
         if not best < size < fails:
             size = int((best + fails) / 2) if fails < math.inf else 2 * best
+        size = min(size, int((1 - RESOLUTION / 2) * fails)) if fails < math.inf else size
         if fails - best <= RESOLUTION * best:
             break
     return max(fits, default=None)
@@ -351,24 +381,23 @@ def candidates(code: Code, name: str, before: int, fits: int | None) -> list[dic
 
 
 def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
-    """The settings with which the present size is predicted to fit, from two cheap runs of each.
+    """The settings with which the present size is predicted to fit, from cheap runs of each.
 
     Call it within `Prober.within`. Empty if the present size fits as it is.
     """
-    line, sizes = answer.line, sorted(answer.cheap)
-    if line is None or len(sizes) < 2 or line.at(answer.before) <= answer.allowed_bytes:
+    if answer.line is None or answer.line.at(answer.before) <= answer.allowed_bytes:
         return ()
     result = []
+    kept = kept_by({probe.size: probe for probe in prober.probes if probe.fits and probe.size in answer.cheap})
     for settings in candidates(prober.code, name, answer.before, answer.best):
-        if prober.halted:
-            break
-        if name in settings:  # accumulation: the line of the sizes holds, with one more copy of the gradients
-            result.append(Cure(settings, line.at(float(str(settings[name])))))
-            continue
-        peaks = {size: prober.run({**settings, name: size}, None, is_trial=True).peak_bytes or 0 for size in sizes}
-        if prober.probes[-1].fits and all(peaks.values()):
-            peak = line_through(peaks).at(answer.before)
-            result += [Cure(settings, peak)] if peak <= answer.allowed_bytes else []
+        # of accumulation two parts show what it costs: gradients stay during the next forward pass
+        cheap = {**settings, "accumulate": 2} if "accumulate" in settings else settings
+        runs = _cheap_runs(prober, name, max(answer.cheap), answer.allowed_bytes - prober.used_bytes, cheap)
+        if len(runs) > 1:
+            line = line_through(peaks_from(runs, prober.used_bytes + max(kept, kept_by(runs))))
+            size = float(str(settings.get(name, answer.before)))
+            if line.at(size) + line.error_at(size) <= answer.allowed_bytes:
+                result.append(Cure(settings, line.at(size)))
     return tuple(result)
 
 

@@ -18,7 +18,8 @@ from gpulab.devices import cgroups
 from gpulab.memory import failure, room
 from gpulab.memory.failure import explain, memory_error, out_of_memory, request_bytes
 from gpulab.memory.owners import Root
-from gpulab.memory.room import Peak, pool_from, room_of
+from gpulab.memory.peak import peak_of
+from gpulab.memory.room import pool_from, room_of
 from gpulab.memory_record import Pool, Room
 
 CUDA = (
@@ -190,9 +191,10 @@ def _touch(count: int) -> None:
 
 def test_the_peak_from_a_moment_on() -> None:
     _touch(64 << 20)
-    peak = Peak(None)
-    before = peak.bytes
-    _touch(32 << 20)
-    after = peak.bytes
+    with peak_of(None) as peak:
+        peak.reset()
+        before = peak.bytes
+        _touch(32 << 20)
+        after = peak.bytes
     if before is not None and after is not None:  # elsewhere than on Linux there is none
         assert after - before == pytest.approx(32 << 20, abs=4 << 20)
