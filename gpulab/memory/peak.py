@@ -85,11 +85,12 @@ class _AddressSpacePeak:
 
     def __init__(self) -> None:
         self.end = Event()
-        self._largest = 0
+        self._largest = [0]  # a new list for each reset, so that no look before it counts after it
 
     def look(self) -> None:
         while not self.end.wait(INTERVAL_S):
-            self._largest = max(self._largest, self.used_bytes)
+            largest = self._largest
+            largest[0] = max(largest[0], self.used_bytes)
 
     @property
     def used_bytes(self) -> int:
@@ -97,7 +98,7 @@ class _AddressSpacePeak:
 
     @property
     def bytes(self) -> int | None:
-        return self._largest or None
+        return self._largest[0] or None
 
     def reset(self) -> None:
-        self._largest = self.used_bytes
+        self._largest = [self.used_bytes]
