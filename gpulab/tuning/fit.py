@@ -110,10 +110,11 @@ def line_through(peaks: Mapping[int, int]) -> MemoryLine:
 
 
 class Cure(Struct, frozen=True):
-    """Settings with which the present size is predicted to fit. `peak_bytes`: the predicted peak."""
+    """Settings with which the present size fits, as predicted, or measured where the prediction is too close to tell."""
 
     settings: Mapping[str, Plain]
     peak_bytes: float
+    is_measured: bool = False
 
 
 class Fit(Struct, frozen=True):
@@ -308,11 +309,11 @@ def _cheap_runs(
             runs, size = {}, max(1, size // 4)
             continue
         runs[size] = probe
-        most = max(run.peak_bytes - run.base_bytes for run in runs.values() if run.peak_bytes)
+        most = max(peaks_from(runs).values())
         last = peaks_from({one: runs[one] for one in sorted(runs)[-2:]})
         line = line_through(last) if len(last) > 1 else None
         steep = line is not None and max(last.values()) - min(last.values()) >= LEAST_GROWTH_BYTES
-        if steep and most >= ENOUGH * room:
+        if len(runs) > 1 and most >= ENOUGH * room:
             break
         goal = line.largest(HALF * room) if line is not None and steep else None
         # without a slope only the order of magnitude is known, and part of what is added does not grow with the size
@@ -381,9 +382,10 @@ def candidates(code: Code, name: str, before: int, fits: int | None) -> list[dic
 
 
 def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
-    """The settings with which the present size is predicted to fit, from cheap runs of each.
+    """The settings with which the present size fits, as cheap runs of each predict it.
 
-    Call it within `Prober.within`. Empty if the present size fits as it is.
+    Where the limit is within the prediction's interval, a run of the present size tells. Call it within
+    `Prober.within`. Empty if the present size fits as it is.
     """
     if answer.line is None or answer.line.at(answer.before) <= answer.allowed_bytes:
         return ()
@@ -396,8 +398,12 @@ def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
         if len(runs) > 1:
             line = line_through(peaks_from(runs, prober.used_bytes + max(kept, kept_by(runs))))
             size = float(str(settings.get(name, answer.before)))
-            if line.at(size) + line.error_at(size) <= answer.allowed_bytes:
-                result.append(Cure(settings, line.at(size)))
+            cure, off = Cure(settings, line.at(size)), line.error_at(size)
+            if abs(answer.allowed_bytes - cure.peak_bytes) < off and not prober.halted:
+                probe = prober.run({name: answer.before, **settings}, is_trial=True)
+                cure, off = Cure(settings, probe.peak_bytes if probe.fits and probe.peak_bytes else math.inf, True), 0
+            if cure.peak_bytes + off <= answer.allowed_bytes:
+                result.append(cure)
     return tuple(result)
 
 

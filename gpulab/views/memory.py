@@ -163,7 +163,8 @@ class Fitted(View):
             )
         for cure in fit.cures:
             words = settings_words(Arm(cure.settings).texts)
-            lines.append(f"To keep {plain(fit.name)}={fit.before:,}: {words}, predicted peak {size(cure.peak_bytes)}.")
+            peak = f"{'measured' if cure.is_measured else 'predicted'} peak {size(cure.peak_bytes)}"
+            lines.append(f"To keep {plain(fit.name)}={fit.before:,}: {words}, {peak}.")
         columns = (Column("run", "cut"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
         return (Section("Runs", columns, tuple(map(Row, rows)), tuple(lines), lead=True),)
 

@@ -145,6 +145,22 @@ def test_too_large_a_size_has_a_cure_and_a_small_one_needs_none() -> None:
     assert not searched(Machine(lambda size: 50 * MB * size, 1000 * MB), 300).cures
 
 
+@pytest.mark.parametrize("margin", [-3, 3])
+def test_a_cure_too_close_to_the_limit_is_run(margin: int) -> None:
+    machine = Machine(lambda size: 5 * MB * size, (600 + margin) * MB * 10 // 9)
+    found = searched(machine, 300)
+    assert machine.probes[-1].settings == {"checkpointing": True, "batch_size": 300}
+    assert [(dict(cure.settings), cure.is_measured) for cure in found.cures] == [({"checkpointing": True}, True)] * (
+        margin > 0
+    )
+
+
+def test_runs_of_a_cure_are_few_where_libraries_keep_much() -> None:
+    machine = Machine(lambda size: 100 * MB + 5 * MB * size, 1000 * MB, kept_bytes=30 * MB)
+    found = searched(machine, 3000)
+    assert len([probe for probe in machine.probes if "checkpointing" in probe.settings]) <= 3 and not found.cures
+
+
 @pytest.mark.parametrize("kept", [0, 15 * MB])
 def test_what_libraries_keep_of_each_size_is_no_slope(kept: int) -> None:
     found = searched(Machine(lambda size: 40 * MB + 2 * MB * size, 1000 * MB, kept_bytes=kept), 64)
