@@ -65,8 +65,11 @@ class Pool(Struct, frozen=True):
     retries: int
 
 
+ADDRESS_SPACE = "RLIMIT_AS"
+
+
 class Room(Struct, frozen=True):
-    """How much more memory a process may take, and what limits it ("RLIMIT_AS", "control group", "GPU", "machine")."""
+    """How much more memory a process may take, and its limit (ADDRESS_SPACE, "control group", "GPU" or "machine")."""
 
     free_bytes: int
     total_bytes: int

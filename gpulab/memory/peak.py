@@ -9,7 +9,8 @@ from threading import Event, Thread
 from typing import Any, Protocol
 
 from gpulab.devices.gpus import torch_with_cuda
-from gpulab.memory.room import ADDRESS_SPACE, address_space_bytes, room_of, status_bytes
+from gpulab.memory.room import address_space_bytes, room_of, status_bytes
+from gpulab.memory_record import ADDRESS_SPACE
 
 CLEAR = Path("/proc/self/clear_refs")
 INTERVAL_S = 0.0005  # between two looks at the address space, whose peak the kernel does not reset

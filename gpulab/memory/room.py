@@ -11,10 +11,9 @@ from typing import Any
 
 from gpulab.devices.cgroups import free_host_bytes, memory_limit_bytes
 from gpulab.devices.gpus import torch_with_cuda
-from gpulab.memory_record import Pool, Room
+from gpulab.memory_record import ADDRESS_SPACE, Pool, Room
 
 STATUS, STATM = Path("/proc/self/status"), Path("/proc/self/statm")
-ADDRESS_SPACE = "RLIMIT_AS"
 
 
 def room_of(gpu: int | None) -> Room | None:

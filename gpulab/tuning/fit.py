@@ -110,7 +110,7 @@ def line_through(peaks: Mapping[int, int]) -> MemoryLine:
 
 
 class Cure(Struct, frozen=True):
-    """Settings with which the present size fits, as predicted, or measured where the prediction is too close to tell."""
+    """Settings with which the present size fits: as predicted, or as measured where that is too close to the limit."""
 
     settings: Mapping[str, Plain]
     peak_bytes: float
@@ -387,8 +387,10 @@ def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
     Where the limit is within the prediction's interval, a run of the present size tells. Call it within
     `Prober.within`. Empty if the present size fits as it is.
     """
-    if answer.line is None or answer.line.at(answer.before) <= answer.allowed_bytes:
+    if answer.line is None or (answer.best or 0) >= answer.before:
         return ()
+    if answer.predicted is None and answer.line.at(answer.before) <= answer.allowed_bytes:
+        return ()  # memory does not grow with the size
     result = []
     kept = kept_by({probe.size: probe for probe in prober.probes if probe.fits and probe.size in answer.cheap})
     for settings in candidates(prober.code, name, answer.before, answer.best):

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from gpulab.analysis.memory_peak import is_kept_by_python, what_frees
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import percent, plural, settings_words, size
-from gpulab.memory_record import Room, Survey
+from gpulab.memory_record import ADDRESS_SPACE, Room, Survey
 from gpulab.tuning.schedule import Arm
 from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.report.memory_sections import title_of
@@ -165,11 +165,19 @@ class Fitted(View):
             words = settings_words(Arm(cure.settings).texts)
             peak = f"{'measured' if cure.is_measured else 'predicted'} peak {size(cure.peak_bytes)}"
             lines.append(f"To keep {plain(fit.name)}={fit.before:,}: {words}, {peak}.")
-        columns = (Column("run", "cut"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
-        return (Section("Runs", columns, tuple(map(Row, rows)), tuple(lines), lead=True),)
+        return (Section("Runs", _PROBE_COLUMNS, tuple(map(Row, rows)), (*lines, *_counted(fit)), lead=True),)
 
     def _figures(self) -> Mapping[str, object]:
         return {"schema": 1, "kind": "fit", "headline": self.headline, "fit": asdict(self.result)}
+
+
+_PROBE_COLUMNS = (Column("run", "cut"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
+
+
+def _counted(fit: Fit) -> tuple[str, ...]:
+    """What a peak counts, where that is not the memory in use."""
+    words = f"Peaks here are of address space, because {ADDRESS_SPACE} counts it. It is more than the memory in use."
+    return (words,) if fit.room.limit == ADDRESS_SPACE else ()
 
 
 def _probe_cells(probe: Probe, limit: float) -> tuple[str, ...]:
@@ -221,8 +229,7 @@ class Cured(View):
         proof = self.proof.probe
         whole = replace(proof, settings={fit.name: fit.before, **proof.settings})
         rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(whole, limit)]
-        columns = (Column("run", "cut"), *numbers("peak", "of the limit", "samples/s"), Column("", "wrap"))
-        first = Section("Does it fit?", columns, tuple(map(Row, rows)), lead=True)
+        first = Section("Does it fit?", _PROBE_COLUMNS, tuple(map(Row, rows)), _counted(fit), lead=True)
         return (first, *(self.compared._sections() if self.compared is not None else ()))
 
     def _figures(self) -> Mapping[str, object]:

@@ -155,6 +155,13 @@ def test_a_cure_too_close_to_the_limit_is_run(margin: int) -> None:
     )
 
 
+def test_a_size_that_failed_against_its_prediction_has_a_cure() -> None:
+    machine = Machine(lambda size: (5 * size + (300 if size >= 160 else 0)) * MB, 1000 * MB)
+    found = searched(machine, 170)
+    assert found.line is not None and found.line.at(170) <= found.allowed_bytes and (found.proven or 0) < 160
+    assert found.cures
+
+
 def test_runs_of_a_cure_are_few_where_libraries_keep_much() -> None:
     machine = Machine(lambda size: 100 * MB + 5 * MB * size, 1000 * MB, kept_bytes=30 * MB)
     found = searched(machine, 3000)
