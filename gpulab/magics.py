@@ -347,11 +347,11 @@ def _offer_bench(profiler: profile) -> None:
 
     if in_notebook():
         with suppress(Exception):
-            from gpulab.api.memory import failed_for_memory
+            from gpulab.api.memory import failure_of
             from gpulab.bench.cures import offer_cures
             from gpulab.bench.opening import offer_bench
 
-            if failed_for_memory(profiler.run):
+            if failure_of(profiler.run) is not None:
                 offer_cures()
             else:
                 offer_bench(dict(profiler.report.diagnosis.first.settings))

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpulab.api.experiment import code_of, remember_experiment
 from gpulab.errors import UsageError
+from gpulab.formatting import settings_words
 from gpulab.knobs.variables import Plain
 from gpulab.memory.failure import out_of_memory
 from gpulab.memory.owners import notebook_roots
 from gpulab.memory.room import room_of
 from gpulab.memory.survey import empty_caches, free_outputs, free_tracebacks, notebook, survey
-from gpulab.memory_record import Survey
+from gpulab.memory_record import OutOfMemory, Survey
 from gpulab.options import LEAST_FREE
 from gpulab.run import Run
 from gpulab.tuning import fit as fitting
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.fit import Fit, Prober, Proof
+from gpulab.tuning.fit import KILLING, Fit, Prober, Proof
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.schedule import Arm, Listener, Plan
 from gpulab.views.comparison import Compared
@@ -88,12 +92,12 @@ def fit(
     free. Raises UsageError if the cell has no such size; other exceptions of the cell pass.
     """
     cell = code_of(code, namespace)
-    prober = Prober(cell)
+    prober = Prober(cell, device=_device(cell))
     results: list[Fit] = []
     with Stoppable(prober.stop, HINT, show=show) as progress:
         prober.tell = tell or progress.tell
         prober.within(lambda: results.append(fitting.fit(prober, name, least_free=least_free, loader_size=_size(cell))))
-        fitted = Fitted(results[0])
+        fitted = Fitted(replace(results[0], notes=(*results[0].notes, *prober.notes)))
         progress.put(fitted)
     return fitted
 
@@ -102,6 +106,19 @@ def _size(cell: Code) -> int | None:
     """The batch size of the cell's loader in its last run; None if unknown."""
     last = last_run(cell)
     return last.loader.batch_size if last is not None and last.loader is not None else None
+
+
+def _device(cell: Code) -> str:
+    """Where the cell's last run lacked memory; "auto" if it did not."""
+    failure = failure_of(last_run(cell))
+    return failure.device if failure is not None else "auto"
+
+
+def is_size_known(cell: Code) -> bool:
+    """Whether the cell has a batch size whose present value is known."""
+    with suppress(UsageError):
+        return fitting.present_size(Prober(cell), NAME, _size(cell)) > 0
+    return False
 
 
 def last_run(cell: Code) -> Run | None:
@@ -116,10 +133,18 @@ def prove(
 ) -> Cured:
     """Prove that a cure makes the cell fit at its present size, and measure its price in speed.
 
-    The price is measured in interleaved blocks against the same cell without the cure, at a size that fits.
+    The price is measured in interleaved blocks against the same cell without the cure, at a size that fits. Raises
+    UsageError for settings that were not predicted to fit, where the kernel would kill the process.
     """
     cell, result = code_of(code), fitted.result
-    prober, proofs, full = Prober(cell, tell or (lambda progress: None)), list[Proof](), list[FullRun]()
+    proposals = [dict(cure.settings) for cure in result.cures]
+    if result.room.limit in KILLING and result.is_short and dict(settings) not in proposals:
+        raise UsageError(
+            f"{settings_words(Arm(settings).texts)} is not predicted to fit. It was not run, because the kernel kills "
+            f"this process at the limit of the {result.room.limit}."
+        )
+    prober = Prober(cell, tell or (lambda progress: None), _device(cell))
+    proofs, full = list[Proof](), list[FullRun]()
     base: dict[str, Plain] = {result.name: result.base} if result.base else {}
     base |= {result.name: settings[result.name]} if result.name in settings else {}  # accumulation: the same batch
 
@@ -130,7 +155,7 @@ def prove(
 
     prober.within(work)
     compared = _price(cell, base, settings, full[0], tell) if full and full[0].error is None else None
-    return Cured(result, proofs[0], compared)
+    return Cured(result, replace(proofs[0], notes=prober.notes), compared)
 
 
 def _price(
@@ -144,6 +169,6 @@ def _price(
     return None if runner.error is not None else remember_experiment(result)
 
 
-def failed_for_memory(run: Run | None) -> bool:
-    """Whether the run ended because memory ran out."""
-    return run is not None and run.memory_account is not None and run.memory_account.failure is not None
+def failure_of(run: Run | None) -> OutOfMemory | None:
+    """How the run ran out of memory; None if it did not."""
+    return run.memory_account.failure if run is not None and run.memory_account is not None else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from gpulab.api.experiment import code_of
-from gpulab.api.memory import NAME, failed_for_memory, fit, last_run, memory, prove
+from gpulab.api.memory import NAME, failure_of, fit, is_size_known, last_run, memory, prove
 from gpulab.bench.opening import offer_until_the_next_cell
 from gpulab.bench.output import MainThread, interruptible
 from gpulab.errors import GpulabError
@@ -23,8 +25,10 @@ from gpulab.views.progress import words
 from gpulab.views.view import View
 from gpulab.views.widgets import Choice, Offer, Output, in_notebook
 
+_LINE = re.compile(r"line (\d+) of the cell")
 OWNERS = "Who holds memory?"
 LETS_GO = "Any other click first lets go of the dead cell's traceback and unfinished results. "
+SIZE_UNKNOWN = f"What fits can be searched once the cell assigns a number to {NAME}. "
 IN_WORDS = "The same in words: %gpulab fit batch_size, %gpulab memory"
 
 
@@ -34,7 +38,7 @@ class Cures:
     def __init__(self, code: Code, fitted: Fitted | None = None) -> None:
         self._code, self._fitted = code, fitted
         self._main = MainThread()
-        self._text = (LETS_GO if failed_for_memory(last_run(code)) else "") + IN_WORDS
+        self._text = (LETS_GO if failure_of(last_run(code)) is not None else "") + IN_WORDS
         self._offer: Offer | None = None
         self._result, self._buttons = Output(), Output()
         for output in (self._result, self._buttons):
@@ -42,8 +46,11 @@ class Cures:
 
     def offer(self) -> None:
         """Show the buttons: find what fits, or each cure once that is known."""
-        fitted, actions = self._fitted, list[tuple[str, Callable[[], View]]]()
-        if fitted is None:
+        fitted, actions, text = self._fitted, list[tuple[str, Callable[[], View]]](), self._text
+        settings: list[dict[str, Plain]] = []
+        if fitted is None and not is_size_known(self._code):
+            text = SIZE_UNKNOWN + text
+        elif fitted is None:
             actions.append((f"Find the {NAME} that fits", self._fit))
             settings = candidates(self._code, NAME, 0, None)
         else:
@@ -54,7 +61,7 @@ class Cures:
             (label, partial(self._main.call, partial(self._do, action))) for label, action in actions
         ]
         if self._offer is None:
-            self._offer = offer_until_the_next_cell(choices, self._text, self._buttons)
+            self._offer = offer_until_the_next_cell(choices, text, self._buttons)
         else:
             self._offer.choices = tuple(choices)
             self._buttons.show({"text/html": self._offer.html(), "text/plain": self._text})
@@ -83,15 +90,19 @@ class Cures:
 
 
 def let_go(code: Code) -> None:
-    """Let go of what only a dead cell holds: its traceback, and its results with their graphs.
+    """Let go of what only a dead cell holds: its traceback, and graphs of results of statements that it reached.
 
     Nothing of a cell whose last run did not run out of memory.
     """
-    if not failed_for_memory(last_run(code)):
+    failure = failure_of(last_run(code))
+    if failure is None:
         return
     free_tracebacks(notebook()[0])
     names = global_names(compile(code.tree, CELL_WITHOUT_IPYTHON, "exec"))
-    free_results(code.namespace, names.binds - names.reads - names.calls_read)
+    line = _LINE.match(failure.line)
+    reached = [one for one in code.tree.body if line is None or one.lineno <= int(line[1])]
+    bound = global_names(compile(ast.Module(reached, []), CELL_WITHOUT_IPYTHON, "exec")).binds
+    free_results(code.namespace, bound - names.reads - names.calls_read)
 
 
 def offer_cures() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.memory_peak import what_frees
+from gpulab.analysis.memory_peak import is_kept_by_python, what_frees
 from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext, evidence
 from gpulab.formatting import number, plural, size
 from gpulab.memory_record import Growth, Holding, MemoryAccount, OutOfMemory
@@ -102,7 +102,7 @@ def rerun_leak(context: RuleContext) -> Finding | None:
     growth = account.rerun if account is not None else None
     if growth is None:
         return None
-    statement = what_frees(growth.owner)
+    statement = what_frees(growth.owner) if is_kept_by_python(growth.owner) else ""  # the cell needs its own names
     free = f"{statement} before the next run." if statement else "Empty it before the next run."
     return Finding(
         "rerun_leak",

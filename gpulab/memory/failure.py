@@ -73,6 +73,6 @@ def explain(
     device = "cpu" if index is None else f"cuda:{index}"
     room, pool = room_of(index), None if index is None else pool_of(index)
     rows: dict[str, tuple[Holding, ...]] = {}
-    with suppress(MemoryError):  # even the search may find no memory
+    with suppress(Exception):  # even the search may find no memory
         rows, _ = named(live(), stages, NAMING_NS, barriers)
     return OutOfMemory(device, request_bytes(text), line, steps, rows.get(device, ()), room, pool)

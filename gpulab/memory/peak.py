@@ -90,8 +90,9 @@ class _AddressSpacePeak:
 
     def look(self) -> None:
         while not self.end.wait(INTERVAL_S):
-            largest = self._largest
-            largest[0] = max(largest[0], self.used_bytes)
+            with suppress(MemoryError):
+                largest = self._largest
+                largest[0] = max(largest[0], self.used_bytes)
 
     @property
     def used_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The largest value of a size that fits into memory: predicted from two cheap runs, then proven by a run.
+"""The largest value of a size that fits into memory: predicted from cheap runs, then proven by a run.
 
 The peak of memory is fitted as m0 + m1·B over the batch size B (definitions.md, "Batch size"). It is the peak of what
 the limit counts (`memory/peak.py`), so that it contains rounding, workspaces and what libraries keep. Libraries keep
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,15 +51,20 @@ ATTEMPTS = 5  # runs of the predicted size and of corrected ones
 CLOSE, RESOLUTION = 0.97, 0.03  # ours: of what is allowed; a larger size would gain less than this
 FIRST_PART = 16  # of the present size, which may be far too large
 FAR = 6  # times: a smaller size than this part of the largest is left out of the line
+SMALL_PART, CAREFUL = 256, 2  # ours: where the kernel kills, the first size and its growth, for a peak up to its square
 HALF, ENOUGH = 0.6, 0.4  # of the room: what the larger of the two cheap runs is meant to need, and needs at least
-MOST_CHEAP = 8
+MOST_CHEAP, MOST_CAREFUL = 8, 16
 LEAST_GROWTH_BYTES = 3 * NOISE_BYTES
+
+
+Shortage = Literal["", "memory", "data", "time"]
 
 
 class Probe(Struct, frozen=True):
     """One short run. `peak_bytes`: of the device's memory, None if unknown; `failure`: empty if it ran.
 
-    `base_bytes` are in use before it, `rest_bytes` after it.
+    `shortage`: what it lacked, "time" if it was stopped; empty if it ran, and for other errors. `base_bytes` are in use
+    before it, `rest_bytes` after it.
     """
 
     settings: Mapping[str, Plain]
@@ -68,6 +74,7 @@ class Probe(Struct, frozen=True):
     samples_per_s: float | None = None
     base_bytes: int = 0
     rest_bytes: int = 0
+    shortage: Shortage = ""
 
     @property
     def fits(self) -> bool:
@@ -143,6 +150,15 @@ class Fit(Struct, frozen=True):
         return self.proven if self.proven is not None else max(ran, default=None)
 
     @property
+    def is_short(self) -> bool:
+        """Whether the present size needs more than is allowed, as runs up to it or the line say."""
+        if self.line is None or (self.best or 0) >= self.before:
+            return False
+        ran = (p for p in self.probes if p.size and p.size <= self.before)
+        lack = any(p.shortage == "memory" or (p.peak_bytes or 0) > self.allowed_bytes for p in ran)
+        return lack or self.line.at(self.before) > self.allowed_bytes
+
+    @property
     def base(self) -> int | None:
         """A size that fits with room to spare, at which settings are compared: short steps make more pairs."""
         sizes = sorted(self.cheap)
@@ -166,6 +182,7 @@ class Prober:
         self._peak: Peak
         self.probes: list[Probe] = []
         self.error: BaseException | None = None
+        self.notes: tuple[str, ...] = ()  # what could not be restored, once `within` has ended
 
     def stop(self) -> None:
         """End the current run at its next step, and begin no other."""
@@ -182,7 +199,10 @@ class Prober:
             try:
                 work()
             finally:
-                self._start.end()
+                start = self._start
+                start.end()
+                partly = not start.whole or start.used_up
+                self.notes = (*([start.words] if partly else ()), *start.notes)
                 empty_caches()
         if (error := self.error or interrupt.error) is not None:
             raise error
@@ -210,8 +230,14 @@ class Prober:
     def run(
         self, settings: Mapping[str, Plain], size: int | None = None, steps: Size = STEPS, *, is_trial: bool = False
     ) -> Probe:
-        """One short run with these settings. `is_trial`: any error is only a failure of these settings."""
-        arm = self.resolved(settings)
+        """One short run with these settings. `is_trial`: any error is only a failure of these settings.
+
+        It contains an update and what follows it: the optimizer's states come with the first one.
+        """
+        arm, parts = self.resolved(settings), settings.get("accumulate", 1)
+        if isinstance(parts, int) and parts > 1:
+            steps = Size(steps.warmup, max(steps.steps, parts + 1))
+        least = max(LEAST_STEPS, parts if isinstance(parts, int) else 1)
         self.tell(Progress(f"a short run with {Arm(settings).label}", len(self.probes), len(self.probes) + 1, None))
         empty_caches()
         base = self.used_bytes
@@ -222,15 +248,16 @@ class Prober:
             took_s = result.time_ns / 1e9
             speed = result.sample_count / took_s if result.sample_count and took_s else None
             ended = plural(result.step_count + result.dropped, "step")
-            is_cut = result.step_count < min(LEAST_STEPS, steps.steps) or self._stopper.requested
-            short = f"it ended after {ended}: too few samples, or stopped" if is_cut else ""
-            probe = Probe(settings, size, reached, short, speed)
+            shortage: Shortage = "time" if self._stopper.requested else "data" if result.step_count < least else ""
+            why = "stopped" if shortage == "time" else f"the data ended after {ended}" if shortage else ""
+            probe = Probe(settings, size, reached, why, speed, shortage=shortage)
         else:
             ran_out = memory_error(result) is not None
+            probe = Probe(settings, size, reached, failure_of(result, None), shortage="memory" if ran_out else "")
             if not isinstance(result, Exception) or not (ran_out or is_trial):
                 self.error = result
-            probe = Probe(settings, size, reached, failure_of(result, None))
-            release(result)
+            else:
+                release(result)
         del result
         self._start.restore()
         empty_caches()
@@ -264,19 +291,24 @@ def fit(prober: Prober, name: str, *, least_free: float = LEAST_FREE, loader_siz
     """
     before = present_size(prober, name, loader_size)
     room = prober.room()
-    reserve = KILLING_FREE if room.limit in KILLING else HEADROOM_BYTES / max(1, room.free_bytes)
+    kills = room.limit in KILLING
+    reserve = KILLING_FREE if kills else HEADROOM_BYTES / max(1, room.free_bytes)
     free = min(1.0, max(least_free, 0.0 if room.limit == "GPU" else reserve))
-    cheap = _cheap_runs(prober, name, max(1, before // FIRST_PART), (1 - free) * room.free_bytes)
+    first = min(before, max(2, before // (SMALL_PART if kills else FIRST_PART)))  # batch normalization needs two
+    cheap = _cheap_runs(prober, name, first, (1 - free) * room.free_bytes, growth=CAREFUL if kills else FAR)
     room, used = prober.room(), prober.used_bytes
     allowed, peaks = used + (1 - free) * room.free_bytes, peaks_from(cheap, used + kept_by(cheap))
     notes = []
     if free > least_free:
-        why = "below it the kernel kills the process" if room.limit in KILLING else "for threads and libraries"
+        why = "below it the kernel kills the process" if kills else "for threads and libraries"
         notes.append(f"{percent(free)} of the free memory stays free ({why}).")
     line = line_through(peaks) if len(peaks) > 1 else None
     predicted = line.largest(allowed) if line is not None else None
-    proven = _prove(prober, name, predicted[0], allowed, peaks) if predicted is not None else None
+    base = used if kills else None
+    proven = _prove(prober, name, predicted[0], allowed, peaks, base) if predicted is not None else None
     runs = tuple(prober.probes)
+    if ends := [probe.size for probe in runs if probe.shortage == "data" and probe.size]:
+        notes.append(f"With {name}={min(ends):,} the data end too soon for a run.")
     answer = Fit(name, before, room, allowed, free, runs, line, predicted, proven, tuple(notes), tuple(peaks))
     return replace(answer, cures=cures(prober, name, answer))
 
@@ -293,20 +325,33 @@ def peaks_from(probes: Mapping[int, Probe], rest: int = 0) -> dict[int, int]:
 
 
 def _cheap_runs(
-    prober: Prober, name: str, first: int, room: float, settings: Mapping[str, Plain] | None = None
+    prober: Prober,
+    name: str,
+    first: int,
+    room: float,
+    settings: Mapping[str, Plain] | None = None,
+    *,
+    growth: int,
+    largest: float = math.inf,
 ) -> dict[int, Probe]:
-    """Runs of two sizes or more that surely fit, the largest of which takes up a good part of the room in bytes.
+    """Runs of two sizes or more, the largest of which is meant to take up a good part of the room in bytes.
 
-    `settings`: of a cure, which is given up when it fails.
+    `settings`: of a cure, which is given up when it fails. A size is at most `growth` times the one before, and at most
+    `largest`.
     """
     runs: dict[int, Probe] = {}
-    size, most_probes = first, len(prober.probes) + MOST_CHEAP
-    while not prober.halted and len(prober.probes) < most_probes and size not in runs:
+    size, most_probes = first, len(prober.probes) + (MOST_CAREFUL if growth == CAREFUL else MOST_CHEAP)
+    while size and not prober.halted and len(prober.probes) < most_probes and size not in runs:
         probe = prober.run({**(settings or {}), name: size}, None if settings else size, is_trial=bool(settings))
         if probe.peak_bytes is None or not (probe.fits or settings is None):
             break
+        if probe.shortage == "data":
+            if len(runs) > 1:
+                break
+            largest, size = size - 1, (max(runs, default=0) + size) // 2
+            continue
         if not probe.fits:
-            runs, size = {}, max(1, size // 4)
+            runs, size = {}, size // 4
             continue
         runs[size] = probe
         most = max(peaks_from(runs).values())
@@ -320,18 +365,32 @@ def _cheap_runs(
         aim = goal[0] if goal is not None else max(3 * size, int(HALF * room / max(1, most) * size))
         if goal is None and most >= ENOUGH * room:
             aim = max(1, size // 3)
-        size = min(aim, FAR * size)  # a small run may not grow at all: it has memory that others have freed
+        # a small run may not grow at all: it has memory that others have freed
+        most_growth = min(growth, math.sqrt(room / max(1, most))) if growth == CAREFUL else growth
+        size = int(min(aim, most_growth * size, largest))
     far = max(runs, default=0) // FAR
     return {one: probe for one, probe in runs.items() if one >= far}
 
 
-def _prove(prober: Prober, name: str, first: int, allowed: float, peaks: Mapping[int, int]) -> int | None:
+def _prove(
+    prober: Prober, name: str, first: int, allowed: float, peaks: Mapping[int, int], base: int | None
+) -> int | None:
     """Run the predicted size and correct it by its own peak; returns the largest size that ran within the room.
 
     Each run is one more point, and the next size comes from the line through the two points nearest to what is allowed.
+    `base`: what is in use before a run, if the kernel kills at the limit. Then no size is run that would not fit if
+    memory grew with its square.
     """
-    points, fits, fails = dict(peaks), [size for size, peak in peaks.items() if peak <= allowed], math.inf
-    size = first
+
+    def safe(size: float) -> int:
+        best = max(fits, default=0)
+        if base is None or not best:
+            return int(size)
+        return min(int(size), int(best * math.sqrt((allowed - base) / max(1, points[best] - base))))
+
+    points, fits = dict(peaks), [size for size, peak in peaks.items() if peak <= allowed]
+    fails: float = min((p.size for p in prober.probes if p.size and p.shortage == "data"), default=math.inf)
+    size = safe(first if first < fails else (max(fits, default=0) + fails) / 2)
     for _ in range(ATTEMPTS):
         if size < 1 or size in points or prober.halted:
             break
@@ -350,7 +409,7 @@ def _prove(prober: Prober, name: str, first: int, allowed: float, peaks: Mapping
         size = largest[0] if largest is not None else (best + size) // 2
         if not best < size < fails:
             size = int((best + fails) / 2) if fails < math.inf else 2 * best
-        size = min(size, int((1 - RESOLUTION / 2) * fails)) if fails < math.inf else size
+        size = safe(min(size, int((1 - RESOLUTION / 2) * fails)) if fails < math.inf else size)
         if fails - best <= RESOLUTION * best:
             break
     return max(fits, default=None)
@@ -360,11 +419,11 @@ def _prove(prober: Prober, name: str, first: int, allowed: float, peaks: Mapping
 
 
 class Proof(Struct, frozen=True):
-    """A cure at the size that did not fit: `probe` shows whether it fits now."""
+    """A cure at the size that did not fit: `probe` shows whether it fits now. `notes`: what could not be restored."""
 
     settings: Mapping[str, Plain]
     probe: Probe
-    room: Room
+    notes: tuple[str, ...] = ()
 
 
 def candidates(code: Code, name: str, before: int, fits: int | None) -> list[dict[str, Plain]]:
@@ -387,21 +446,22 @@ def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
     Where the limit is within the prediction's interval, a run of the present size tells. Call it within
     `Prober.within`. Empty if the present size fits as it is.
     """
-    if answer.line is None or (answer.best or 0) >= answer.before:
+    if not answer.is_short:
         return ()
-    if answer.predicted is None and answer.line.at(answer.before) <= answer.allowed_bytes:
-        return ()  # memory does not grow with the size
     result = []
     kept = kept_by({probe.size: probe for probe in prober.probes if probe.fits and probe.size in answer.cheap})
     for settings in candidates(prober.code, name, answer.before, answer.best):
         # of accumulation two parts show what it costs: gradients stay during the next forward pass
         cheap = {**settings, "accumulate": 2} if "accumulate" in settings else settings
-        runs = _cheap_runs(prober, name, max(answer.cheap), answer.allowed_bytes - prober.used_bytes, cheap)
+        first, room = max(answer.cheap), answer.allowed_bytes - prober.used_bytes
+        growth = CAREFUL if answer.room.limit in KILLING else FAR
+        runs = _cheap_runs(prober, name, first, room, cheap, growth=growth, largest=answer.before)
         if len(runs) > 1:
             line = line_through(peaks_from(runs, prober.used_bytes + max(kept, kept_by(runs))))
             size = float(str(settings.get(name, answer.before)))
             cure, off = Cure(settings, line.at(size)), line.error_at(size)
-            if abs(answer.allowed_bytes - cure.peak_bytes) < off and not prober.halted:
+            is_close = abs(answer.allowed_bytes - cure.peak_bytes) < off
+            if is_close and answer.room.limit not in KILLING and not prober.halted:
                 probe = prober.run({name: answer.before, **settings}, is_trial=True)
                 cure, off = Cure(settings, probe.peak_bytes if probe.fits and probe.peak_bytes else math.inf, True), 0
             if cure.peak_bytes + off <= answer.allowed_bytes:
@@ -411,5 +471,4 @@ def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
 
 def prove_cure(prober: Prober, settings: Mapping[str, Plain]) -> Proof:
     """Run the cell with a cure. Call it within `Prober.within`."""
-    room = prober.room()
-    return Proof(settings, prober.run(settings, None, FURTHER, is_trial=True), room)
+    return Proof(settings, prober.run(settings, None, FURTHER, is_trial=True))

@@ -13,6 +13,7 @@ from gpulab.analysis.memory_peak import is_kept_by_python, what_frees
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import percent, plural, settings_words, size
 from gpulab.memory_record import ADDRESS_SPACE, Room, Survey
+from gpulab.tuning.arms import BATCH
 from gpulab.tuning.schedule import Arm
 from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.report.memory_sections import title_of
@@ -156,15 +157,18 @@ class Fitted(View):
     def _sections(self) -> tuple[Section, ...]:
         fit = self.result
         rows = [_probe_cells(probe, self._limit) for probe in fit.probes]
-        lines = [*fit.notes]
+        lines = [*map(plain, fit.notes)]
         if fit.line is not None:
+            unit = "per sample" if fit.name == BATCH else f"times {plain(fit.name)}"
             lines.insert(
-                0, f"Peak = {size(fit.line.m0_bytes)} + {size(fit.line.m1_bytes)} per sample, through the short runs."
+                0, f"Peak = {size(fit.line.m0_bytes)} + {size(fit.line.m1_bytes)} {unit}, through the short runs."
             )
         for cure in fit.cures:
             words = settings_words(Arm(cure.settings).texts)
             peak = f"{'measured' if cure.is_measured else 'predicted'} peak {size(cure.peak_bytes)}"
             lines.append(f"To keep {plain(fit.name)}={fit.before:,}: {words}, {peak}.")
+        if fit.is_short and not fit.cures:
+            lines.append(f"No setting is predicted to make {plain(fit.name)}={fit.before:,} fit.")
         return (Section("Runs", _PROBE_COLUMNS, tuple(map(Row, rows)), (*lines, *_counted(fit)), lead=True),)
 
     def _figures(self) -> Mapping[str, object]:
@@ -200,8 +204,10 @@ class Cured(View):
         """Whether it fits, then the price as the comparison says it."""
         probe, words = self.proof.probe, settings_words(Arm(self.proof.settings).texts)
         kept = "" if self.fit.name in self.proof.settings else f" with {self.fit.name}={self.fit.before:,}"
-        if not probe.fits:
+        if not probe.fits and probe.shortage == "memory":
             return Headline("cure", f"{words}{kept} does not fit.", plain(probe.failure), "bad")
+        if not probe.fits:
+            return Headline("cure", f"Whether {words}{kept} fits is not known.", plain(probe.failure), "unknown")
         peak = f": peak {size(probe.peak_bytes)}" if probe.peak_bytes else ""
         price = self.compared.headline if self.compared is not None else None
         beside = "" if price is None else f"Its price, at {self._base}: {price.sentence}"
@@ -229,7 +235,13 @@ class Cured(View):
         proof = self.proof.probe
         whole = replace(proof, settings={fit.name: fit.before, **proof.settings})
         rows = [dead, *(_probe_cells(p, limit) for p in ran), _probe_cells(whole, limit)]
-        first = Section("Does it fit?", _PROBE_COLUMNS, tuple(map(Row, rows)), _counted(fit), lead=True)
+        first = Section(
+            "Does it fit?",
+            _PROBE_COLUMNS,
+            tuple(map(Row, rows)),
+            (*_counted(fit), *map(plain, self.proof.notes)),
+            lead=True,
+        )
         return (first, *(self.compared._sections() if self.compared is not None else ()))
 
     def _figures(self) -> Mapping[str, object]:

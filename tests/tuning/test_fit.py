@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,14 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gpulab.api.memory import fit as fit_of
 from gpulab.api.memory import memory
 from gpulab.errors import UsageError
 from gpulab.memory_record import Room
 from gpulab.tuning import fit as module
+from gpulab.tuning.code import Code
 from gpulab.tuning.fit import (
     ATTEMPTS,
     LEAST_GROWTH_BYTES,
@@ -26,6 +30,7 @@ from gpulab.tuning.fit import (
     Fit,
     MemoryLine,
     Probe,
+    Shortage,
     candidates,
     line_through,
 )
@@ -70,8 +75,15 @@ class Machine:
     """Stands for a `Prober`: a run's peak is a function of its size, and too large a peak runs out."""
 
     def __init__(
-        self, peak_of: Callable[[int], float], room_bytes: int, *, limit: str = "RLIMIT_AS", kept_bytes: int = 0
+        self,
+        peak_of: Callable[[int], float],
+        room_bytes: int,
+        *,
+        limit: str = "RLIMIT_AS",
+        kept_bytes: int = 0,
+        rows: float = math.inf,
     ) -> None:
+        self.rows = rows
         self.peak_of, self.room_bytes, self.limit, self.kept_bytes = peak_of, room_bytes, limit, kept_bytes
         self.code, self.halted = None, False
         self.probes: list[Probe] = []
@@ -95,8 +107,9 @@ class Machine:
         fits = wanted <= free
         self.used_bytes += min(kept, free)
         self._sizes.add(number)
-        failure = "" if fits else "out of memory"
-        self.probes.append(Probe(settings, size, base + int(min(wanted, free)), failure, None, base, self.used_bytes))
+        shortage: Shortage = "memory" if not fits else "data" if number * 3 > self.rows else ""
+        peak = base + int(min(wanted, free))
+        self.probes.append(Probe(settings, size, peak, shortage, None, base, self.used_bytes, shortage))
         return self.probes[-1]
 
 
@@ -160,6 +173,39 @@ def test_a_size_that_failed_against_its_prediction_has_a_cure() -> None:
     found = searched(machine, 170)
     assert found.line is not None and found.line.at(170) <= found.allowed_bytes and (found.proven or 0) < 160
     assert found.cures
+
+
+@pytest.mark.parametrize("before", [64, 1200])
+def test_data_that_end_bound_the_size(before: int) -> None:
+    found = searched(Machine(lambda size: 10 * MB + 0.1 * MB * size, 20_000 * MB, rows=1797), before)
+    assert found.best is not None and 300 <= found.best <= 599
+    assert any("the data end too soon" in note for note in found.notes) and not found.is_short
+
+
+@pytest.mark.parametrize("limit", ["machine", "control group"])
+@pytest.mark.parametrize(("square", "before"), [(2_000.0, 60_000), (20_000.0, 9_000), (100.0, 500_000)])
+def test_a_search_stays_below_a_limit_that_kills(limit: str, square: float, before: int) -> None:
+    machine = Machine(lambda size: 10 * MB + square * size**2, 8_000 * MB, limit=limit)
+    found = searched(machine, before)
+    assert all(probe.shortage != "memory" for probe in machine.probes) and found.best
+
+
+def test_a_run_with_accumulation_contains_an_update(request: pytest.FixtureRequest) -> None:
+    updates: list[int] = []
+    code = """
+weights = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(weights.parameters())
+for (rows,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4000, 4)), batch_size=16):
+    optimizer.zero_grad()
+    weights(rows).sum().backward()
+    optimizer.step()
+"""
+    prober, long = module.Prober(Code.of_text(code, {"torch": torch})), list[Probe]()
+    request.addfinalizer(register_optimizer_step_post_hook(lambda *_: updates.append(1)).remove)
+    prober.within(lambda: long.append(prober.run({"accumulate": 16})))
+    assert long[0].fits and updates
+    prober.within(lambda: long.append(prober.run({"accumulate": 16, "batch_size": 400})))
+    assert long[1].shortage == "data"
 
 
 def test_runs_of_a_cure_are_few_where_libraries_keep_much() -> None:
