@@ -28,7 +28,7 @@ MMAP_THRESHOLD = "65536"  # glibc returns freed tensors at once; its fragments w
 
 
 def measure() -> dict[str, Any]:
-    """Each cell: the prediction from two cheap runs, the bisection, and each proposed cure at twice that size."""
+    """Each cell: the prediction from cheap runs, the bisection, and each proposed cure at twice that size."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = MMAP_THRESHOLD
     return {"cells": {name: _result(code) for name, code in FITS.items()}}
 
@@ -71,7 +71,12 @@ def fit_of(code: str) -> dict[str, Any]:
     cures = {}
     for cure in again.result.cures:
         probe = prove(cure.settings, again, big).proof.probe
-        cures[json.dumps(dict(cure.settings))] = {"fits": probe.fits, "peak": probe.peak_bytes, "told": cure.peak_bytes}
+        cures[json.dumps(dict(cure.settings))] = {
+            "fits": probe.fits,
+            "peak": probe.peak_bytes,
+            "told": cure.peak_bytes,
+            "failure": probe.failure,
+        }
     return {
         "predicted": whole,
         "proven": found.proven,

@@ -147,6 +147,8 @@ class Fitted(View):
 
     def _why(self) -> str:
         failed = next((p.failure for p in reversed(self.result.probes) if p.failure), "")
+        if any(p.fits and p.peak_bytes is None for p in self.result.probes):
+            return "The peak of a run is not known here: that needs Linux or a GPU"
         return failed or "Fewer than two runs ended, or memory does not grow with the size"
 
     def _opening(self) -> str:
