@@ -57,7 +57,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
         "measured",
         parts=("allocator",),
         cure="Drop torch.cuda.empty_cache() from the loop, pad batches to few sizes, or set "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True; a smaller batch where memory is full.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; a smaller batch where memory is full.",
     )
 
 

@@ -59,7 +59,7 @@ def _cure(failure: OutOfMemory) -> str:
     """What to do next. Advice on the allocator only where its figures carry it."""
     words = "%gpulab fit batch_size finds the largest batch that fits, and what makes the present one fit."
     if _unusable(failure):
-        words = f"Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts. {words}"
+        words = f"Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts. {words}"
     if any(holding.owner.startswith(("traceback", "sys.last_traceback", "Out[")) for holding in failure.holdings[:5]):
         words = f"%gpulab memory --free traceback,out lets go of what only dead cells hold. {words}"
     return words
@@ -135,7 +135,7 @@ def fragmentation(context: RuleContext) -> Finding | None:
         (Evidence(f"the allocator gave its cache back and asked again {plural(pool.retries, 'time')}"),),
         None,
         "likely",
-        cure="Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts, and pad batches to few sizes.",
+        cure="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before Python starts, and pad batches to few sizes.",
         memory=f"{size(unused)} of no use",
     )
 
