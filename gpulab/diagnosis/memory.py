@@ -37,7 +37,9 @@ def _free(failure: OutOfMemory) -> str:
     room = failure.room
     if room is None:
         return ""
-    return f"{size(room.free_bytes)} of {size(room.total_bytes)} were free ({room.limit})"
+    enough = failure.pool is None and failure.request_bytes is not None and failure.request_bytes <= room.free_bytes
+    after = " after the failed call had released what it took" if enough else ""
+    return f"{size(room.free_bytes)} of {size(room.total_bytes)} were free{after} ({room.limit})"
 
 
 def _held(holding: Holding) -> str:

@@ -20,6 +20,7 @@ from gpulab.capture import threads
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.formatting import percent, plural
+from gpulab.formatting import size as size_words
 from gpulab.knobs.variables import Plain
 from gpulab.memory.failure import memory_error
 from gpulab.memory.peak import Peak, peak_of
@@ -54,6 +55,7 @@ FAR = 6  # times: a smaller size than this part of the largest is left out of th
 SMALL_PART, CAREFUL = 256, 2  # ours: where the kernel kills, the first size and its growth, for a peak up to its square
 HALF, ENOUGH = 0.6, 0.4  # of the room: what the larger of the two cheap runs is meant to need, and needs at least
 MOST_CHEAP, MOST_CAREFUL = 8, 16
+COPY_FRACTION = 0.05  # ours: of the room, above which the copy is mentioned
 LEAST_GROWTH_BYTES = 3 * NOISE_BYTES
 
 
@@ -195,7 +197,15 @@ class Prober:
     def within(self, work: Callable[[], None]) -> None:
         """Do `work`, which probes; afterwards the user's state is restored. Raises the error of the user's code."""
         with threads.measuring(), on_interrupt(self.stop) as interrupt, peak_of(self.gpu) as self._peak:
-            self._start = Start(self.code)
+            try:
+                self._start = Start(self.code)
+            except Exception as e:
+                if memory_error(e) is None:
+                    raise
+                raise UsageError(
+                    "Too little memory is free to save the state of your code. See %gpulab memory, then free the "
+                    "traceback and names: %gpulab memory --free traceback,NAME."
+                ) from None
             try:
                 work()
             finally:
@@ -221,6 +231,11 @@ class Prober:
         if room is None:
             raise UsageError("How much memory is free cannot be read here, so no size can be predicted to fit.")
         return room
+
+    @property
+    def copy_bytes(self) -> int:
+        """What the saved copy of the user's state takes up."""
+        return self._start.bytes
 
     @property
     def used_bytes(self) -> int:
@@ -302,6 +317,10 @@ def fit(prober: Prober, name: str, *, least_free: float = LEAST_FREE, loader_siz
     if free > least_free:
         why = "below it the kernel kills the process" if kills else "for threads and libraries"
         notes.append(f"{percent(free)} of the free memory stays free ({why}).")
+    if prober.copy_bytes > COPY_FRACTION * room.free_bytes:
+        notes.append(
+            f"The search keeps a copy of your state, {size_words(prober.copy_bytes)}: your own run has more room."
+        )
     line = line_through(peaks) if len(peaks) > 1 else None
     predicted = line.largest(allowed) if line is not None else None
     base = used if kills else None

@@ -37,6 +37,7 @@ class Start:
             what = "Weights, optimizer, random numbers and data order"
             self._words = f"{what} were restored before each run and at the end{copied}."
         self._state: State | None = state
+        self.bytes = state.bytes  # of the copy, which takes room
 
     @property
     def words(self) -> str:

@@ -169,6 +169,8 @@ class Fitted(View):
             words = settings_words(Arm(cure.settings).texts)
             peak = f"{'measured' if cure.is_measured else 'predicted'} peak {size(cure.peak_bytes)}"
             lines.append(f"To keep {plain(fit.name)}={fit.before:,}: {words}, {peak}.")
+        if fit.predicted and fit.proven and not fit.predicted[1] <= fit.proven <= fit.predicted[2]:
+            lines.append("Runs near the limit corrected the prediction.")
         if fit.is_short and not fit.cures:
             lines.append(f"No setting is predicted to make {plain(fit.name)}={fit.before:,} fit.")
         return (Section("Runs", _PROBE_COLUMNS, tuple(map(Row, rows)), (*lines, *_counted(fit)), lead=True),)
@@ -183,14 +185,16 @@ _PROBE_COLUMNS = (Column("run", "cut"), *numbers("peak", "of the limit", "sample
 def _counted(fit: Fit) -> tuple[str, ...]:
     """What a peak counts, where that is not the memory in use."""
     words = f"Peaks here are of address space, because {ADDRESS_SPACE} counts it. It is more than the memory in use."
-    return (words,) if fit.room.limit == ADDRESS_SPACE else ()
+    varies = "A later run may need more of it, because freed memory stays in pieces. --free 20% leaves more room."
+    return (words, varies) if fit.room.limit == ADDRESS_SPACE else ()
 
 
 def _probe_cells(probe: Probe, limit: float) -> tuple[str, ...]:
     speed = or_dash(probe.samples_per_s, lambda value: f"{value:,.0f}")
-    share = or_dash(probe.peak_bytes, lambda count: percent(count / limit))
+    peak = None if probe.shortage == "memory" else probe.peak_bytes  # it needed more than it reached
+    share = or_dash(peak, lambda count: percent(count / limit))
     outcome = "fits" if probe.fits else plain(probe.failure)
-    return settings_words(Arm(probe.settings).texts), or_dash(probe.peak_bytes, size), share, speed, outcome
+    return settings_words(Arm(probe.settings).texts), or_dash(peak, size), share, speed, outcome
 
 
 @dataclass(frozen=True, slots=True, repr=False)

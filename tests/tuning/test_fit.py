@@ -87,7 +87,7 @@ class Machine:
         self.peak_of, self.room_bytes, self.limit, self.kept_bytes = peak_of, room_bytes, limit, kept_bytes
         self.code, self.halted = None, False
         self.probes: list[Probe] = []
-        self.used_bytes = 300 * MB
+        self.used_bytes, self.copy_bytes = 300 * MB, 0
         self._sizes: set[int] = set()
 
     def room(self) -> Room:
@@ -354,3 +354,12 @@ def test_where_memory_really_runs_out() -> None:
     assert {"checkpointing": True} in told["cures"]
     assert told["fits"] == [True, False] and [failure[:13] for failure in told["failures"]] == ["", "out of memory"]
     assert f"batch_size={told['proven']:,} fits" in told["text"]
+
+
+def test_without_memory_for_the_state_it_says_what_to_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(code: Code) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(module, "Start", fail)
+    with pytest.raises(UsageError, match=r"Too little memory is free to save the state .* --free traceback,NAME"):
+        module.Prober(Code.of_text("x = 1", {})).within(lambda: None)

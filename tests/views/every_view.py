@@ -237,7 +237,7 @@ def a_fit(words: str = "out of memory", **changes: Any) -> Fit:
 
 
 def cured(words: str = "") -> Cured:
-    probe = Probe({"checkpointing": True}, None, 4200 * MB, words, shortage="memory")
+    probe = Probe({"checkpointing": True}, None, 4200 * MB, words, shortage="memory" if words else "")
     proof = Proof({"checkpointing": True}, probe, (words,) if words else ())
     return Cured(a_fit(words or "out of memory"), proof, None if words else Compared(made.a_comparison()))
 
