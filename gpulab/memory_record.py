@@ -75,6 +75,11 @@ class Room(Struct, frozen=True):
     total_bytes: int
     limit: str
 
+    @property
+    def kills(self) -> bool:
+        """Whether the kernel kills the process at the limit, without an exception."""
+        return self.limit in ("control group", "machine")
+
 
 class OutOfMemory(Struct, frozen=True):
     """How a run ran out of memory. `request_bytes`: what was asked for, None if the error does not say.

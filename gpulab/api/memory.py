@@ -23,7 +23,7 @@ from gpulab.run import Run
 from gpulab.tuning import fit as fitting
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import FullRun
-from gpulab.tuning.fit import KILLING, Fit, Prober, Proof
+from gpulab.tuning.fit import Fit, Prober, Proof
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.schedule import Arm, Listener, Plan
 from gpulab.views.comparison import Compared
@@ -138,7 +138,7 @@ def prove(
     """
     cell, result = code_of(code), fitted.result
     proposals = [dict(cure.settings) for cure in result.cures]
-    if result.room.limit in KILLING and result.is_short and dict(settings) not in proposals:
+    if result.room.kills and result.is_short and dict(settings) not in proposals:
         raise UsageError(
             f"{settings_words(Arm(settings).texts)} is not predicted to fit. It was not run, because the kernel kills "
             f"this process at the limit of the {result.room.limit}."

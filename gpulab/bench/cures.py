@@ -38,7 +38,12 @@ class Cures:
     def __init__(self, code: Code, fitted: Fitted | None = None) -> None:
         self._code, self._fitted = code, fitted
         self._main = MainThread()
-        self._text = (LETS_GO if failure_of(last_run(code)) is not None else "") + IN_WORDS
+        self._is_known = fitted is not None or is_size_known(code)
+        self._text = (
+            ("" if self._is_known else SIZE_UNKNOWN)
+            + (LETS_GO if failure_of(last_run(code)) is not None else "")
+            + IN_WORDS
+        )
         self._offer: Offer | None = None
         self._result, self._buttons = Output(), Output()
         for output in (self._result, self._buttons):
@@ -46,22 +51,18 @@ class Cures:
 
     def offer(self) -> None:
         """Show the buttons: find what fits, or each cure once that is known."""
-        fitted, actions, text = self._fitted, list[tuple[str, Callable[[], View]]](), self._text
-        settings: list[dict[str, Plain]] = []
-        if fitted is None and not is_size_known(self._code):
-            text = SIZE_UNKNOWN + text
-        elif fitted is None:
+        fitted, actions = self._fitted, list[tuple[str, Callable[[], View]]]()
+        settings = [dict(cure.settings) for cure in fitted.result.cures] if fitted is not None else []
+        if fitted is None and self._is_known:
             actions.append((f"Find the {NAME} that fits", self._fit))
             settings = candidates(self._code, NAME, 0, None)
-        else:
-            settings = [dict(cure.settings) for cure in fitted.result.cures]
         actions += [(f"Try {settings_words(Arm(cure).texts)}", partial(self._prove, cure)) for cure in settings]
         actions.append((OWNERS, memory))
         choices: list[Choice] = [
             (label, partial(self._main.call, partial(self._do, action))) for label, action in actions
         ]
         if self._offer is None:
-            self._offer = offer_until_the_next_cell(choices, text, self._buttons)
+            self._offer = offer_until_the_next_cell(choices, self._text, self._buttons)
         else:
             self._offer.choices = tuple(choices)
             self._buttons.show({"text/html": self._offer.html(), "text/plain": self._text})

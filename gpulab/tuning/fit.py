@@ -38,8 +38,7 @@ from gpulab.tuning.resolve import Objects, ResolvedArm, observation_of, resolve
 from gpulab.tuning.schedule import Arm, Listener, Progress, Size
 from gpulab.tuning.snapshots import Start
 
-KILLING = ("control group", "machine")  # limits at which the kernel kills the process, without an exception
-KILLING_FREE = 0.2  # ours: room that stays free below such a limit, at least
+KILLING_FREE = 0.2  # ours: room that stays free where the kernel kills, at least
 STEPS = Size(warmup=1, steps=2)  # of a run: the optimizer's states come with the first step
 FURTHER = Size(warmup=1, steps=4)  # of a run that proves
 NOISE_FRACTION = 0.01  # ours: of what grows with the size, from run to run
@@ -249,10 +248,9 @@ class Prober:
 
         It contains an update and what follows it: the optimizer's states come with the first one.
         """
-        arm, parts = self.resolved(settings), settings.get("accumulate", 1)
-        if isinstance(parts, int) and parts > 1:
-            steps = Size(steps.warmup, max(steps.steps, parts + 1))
-        least = max(LEAST_STEPS, parts if isinstance(parts, int) else 1)
+        arm, parts = self.resolved(settings), int(str(settings.get("accumulate", 1)))
+        steps = Size(steps.warmup, max(steps.steps, parts + 1))
+        least = max(LEAST_STEPS, parts)
         self.tell(Progress(f"a short run with {Arm(settings).label}", len(self.probes), len(self.probes) + 1, None))
         empty_caches()
         base = self.used_bytes
@@ -306,11 +304,11 @@ def fit(prober: Prober, name: str, *, least_free: float = LEAST_FREE, loader_siz
     """
     before = present_size(prober, name, loader_size)
     room = prober.room()
-    kills = room.limit in KILLING
+    kills = room.kills
     reserve = KILLING_FREE if kills else HEADROOM_BYTES / max(1, room.free_bytes)
     free = min(1.0, max(least_free, 0.0 if room.limit == "GPU" else reserve))
     first = min(before, max(2, before // (SMALL_PART if kills else FIRST_PART)))  # batch normalization needs two
-    cheap = _cheap_runs(prober, name, first, (1 - free) * room.free_bytes, growth=CAREFUL if kills else FAR)
+    cheap = _cheap_runs(prober, name, first, (1 - free) * room.free_bytes, careful=kills)
     room, used = prober.room(), prober.used_bytes
     allowed, peaks = used + (1 - free) * room.free_bytes, peaks_from(cheap, used + kept_by(cheap))
     notes = []
@@ -350,16 +348,16 @@ def _cheap_runs(
     room: float,
     settings: Mapping[str, Plain] | None = None,
     *,
-    growth: int,
+    careful: bool,
     largest: float = math.inf,
 ) -> dict[int, Probe]:
     """Runs of two sizes or more, the largest of which is meant to take up a good part of the room in bytes.
 
-    `settings`: of a cure, which is given up when it fails. A size is at most `growth` times the one before, and at most
-    `largest`.
+    `settings`: of a cure, which is given up when it fails. `careful`: each size would fit even if memory grew with its
+    square. No size is above `largest`.
     """
     runs: dict[int, Probe] = {}
-    size, most_probes = first, len(prober.probes) + (MOST_CAREFUL if growth == CAREFUL else MOST_CHEAP)
+    size, most_probes = first, len(prober.probes) + (MOST_CAREFUL if careful else MOST_CHEAP)
     while size and not prober.halted and len(prober.probes) < most_probes and size not in runs:
         probe = prober.run({**(settings or {}), name: size}, None if settings else size, is_trial=bool(settings))
         if probe.peak_bytes is None or not (probe.fits or settings is None):
@@ -385,8 +383,8 @@ def _cheap_runs(
         if goal is None and most >= ENOUGH * room:
             aim = max(1, size // 3)
         # a small run may not grow at all: it has memory that others have freed
-        most_growth = min(growth, math.sqrt(room / max(1, most))) if growth == CAREFUL else growth
-        size = int(min(aim, most_growth * size, largest))
+        growth = min(CAREFUL, math.sqrt(room / max(1, most))) if careful else FAR
+        size = int(min(aim, growth * size, largest))
     far = max(runs, default=0) // FAR
     return {one: probe for one, probe in runs.items() if one >= far}
 
@@ -428,7 +426,7 @@ def _prove(
         size = largest[0] if largest is not None else (best + size) // 2
         if not best < size < fails:
             size = int((best + fails) / 2) if fails < math.inf else 2 * best
-        size = safe(min(size, int((1 - RESOLUTION / 2) * fails)) if fails < math.inf else size)
+        size = safe(min(size, (1 - RESOLUTION / 2) * fails))
         if fails - best <= RESOLUTION * best:
             break
     return max(fits, default=None)
@@ -473,14 +471,13 @@ def cures(prober: Prober, name: str, answer: Fit) -> tuple[Cure, ...]:
         # of accumulation two parts show what it costs: gradients stay during the next forward pass
         cheap = {**settings, "accumulate": 2} if "accumulate" in settings else settings
         first, room = max(answer.cheap), answer.allowed_bytes - prober.used_bytes
-        growth = CAREFUL if answer.room.limit in KILLING else FAR
-        runs = _cheap_runs(prober, name, first, room, cheap, growth=growth, largest=answer.before)
+        runs = _cheap_runs(prober, name, first, room, cheap, careful=answer.room.kills, largest=answer.before)
         if len(runs) > 1:
             line = line_through(peaks_from(runs, prober.used_bytes + max(kept, kept_by(runs))))
             size = float(str(settings.get(name, answer.before)))
             cure, off = Cure(settings, line.at(size)), line.error_at(size)
             is_close = abs(answer.allowed_bytes - cure.peak_bytes) < off
-            if is_close and answer.room.limit not in KILLING and not prober.halted:
+            if is_close and not answer.room.kills and not prober.halted:
                 probe = prober.run({name: answer.before, **settings}, is_trial=True)
                 cure, off = Cure(settings, probe.peak_bytes if probe.fits and probe.peak_bytes else math.inf, True), 0
             if cure.peak_bytes + off <= answer.allowed_bytes:
